@@ -9,7 +9,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 help:
 	@echo "make install    create $(VENV) with everything (pinned by constraints.txt)"
-	@echo "make demo       train, generate, measure, look inside; ends with the path of a page (under 10 minutes)"
+	@echo "make demo       train, generate, measure, look inside; ends with the path of a page (LONG=1: longer runs)"
 	@echo "make test       the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-slow  the long checks"
 	@echo "make check      lint, format, types, spelling"
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/tost/ops/csrc/*
 install: $(STAMP)
 
 demo: $(STAMP)
-	@$(BIN)/python scripts/demo.py --out demo
+	@$(BIN)/python scripts/demo.py --out demo$(if $(LONG),-long --long)
 
 test: $(STAMP)
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -76,4 +76,4 @@ sanitize: $(STAMP)
 	$(BIN)/python scripts/sanitize.py
 
 clean:
-	rm -rf build demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build demo demo-long site .pytest_cache .mypy_cache .ruff_cache .hypothesis

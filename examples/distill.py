@@ -23,6 +23,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--model", required=True, help="folder, or name on the hub")
 parser.add_argument("--text", type=Path, required=True, help="file with one text per line")
 parser.add_argument("--layers", type=int, nargs="+", required=True, help="layers to replace")
+parser.add_argument("--plus", action="store_true", help="by the form that carries content, not the paper's")
 parser.add_argument("--out", type=Path, default=Path("student"), help="folder to write to")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--control", action="store_true", help="delete the attention of these layers instead")
@@ -44,7 +45,7 @@ class Distiller(Trainer):
 
 tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
 teacher = AutoModel.from_pretrained(options.model, trust_remote_code=False, use_safetensors=True).eval()
-student = tost.replace_attention(copy.deepcopy(teacher), layers=options.layers)
+student = tost.replace_attention(copy.deepcopy(teacher), layers=options.layers, plus=options.plus)
 for module in student.modules() if options.control else ():
     if isinstance(module, tost.TSSAttention):
         module.register_forward_hook(lambda module, args, output: torch.zeros_like(output))

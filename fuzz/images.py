@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 from pathlib import Path
 
 from fuzz.harness import Harness, one_file, one_of_many
@@ -32,27 +31,6 @@ def image(folder: Path) -> Harness:
             read_image(data, "an image", channels=channels)
 
     return Harness(parse, seeds)
-
-
-def tar(folder: Path) -> Harness:
-    """Images in tar files."""
-    from tests.data.images.files import jpeg, tar_of
-    from tost.data.images.sources import TarImages, index_tar
-
-    picture = jpeg(0, 0)[:64]  # only decoding would tell
-    plain = tar_of({"a/x.jpg": picture, "a/x.cls": b"3", "b/y.jpg": picture})
-    seeds = [plain, tar_of({"n01.tar": tar_of({"z.jpg": picture})}), tar_of({"long/" * 30 + "x.png": picture})]
-
-    def parse(path: Path) -> None:
-        members = index_tar([path])
-        source = TarImages([path], members)
-        source.fingerprint()
-        for row, member in enumerate(members):
-            source.name(row)
-            assert len(source.read(row)) == member.size
-            assert member.label is None or 0 <= member.label < 2**31
-
-    return one_file(folder / "images.tar", parse, seeds, ("x.jpg", "x.cls", "x.tar"))
 
 
 def parquet(folder: Path) -> Harness:
@@ -125,27 +103,11 @@ def cifar(folder: Path) -> Harness:
 
 
 def labels(folder: Path) -> Harness:
-    """Lists of labels in text: ImageNet's, the reassessed ones, those of the pets."""
+    """The lists of the pets."""
     from tests.data.images.files import write_pets
-    from tost.data.images import published
     from tost.data.images.options import PetsOptions
     from tost.data.images.published import open_pets
-    from tost.data.images.sources import FileImages
 
-    identifier = published.imagenet_classes()[0][0]
-    csv, text = folder / "csv", folder / "text"
-    for place in (csv, text):
-        place.mkdir()
-    name = "ILSVRC2012_val_00000001"
-    (csv / "LOC_val_solution.csv").write_text(f"ImageId,PredictionString\n{name},{identifier} 1 2 3 4\n")
-    (text / "val.txt").write_text(f"{name}.JPEG 65\n")
-    (folder / "real.json").write_text(json.dumps([[3], [], [1, 2]]))
-    write_pets(folder / "pets", breeds=2)
-    source, pets = FileImages(folder, [f"{name}.JPEG"]), PetsOptions()
-    readers = {
-        "csv/LOC_val_solution.csv": lambda: published.targets_of([f"{name}.JPEG"], csv),
-        "text/val.txt": lambda: published.targets_of([f"{name}.JPEG"], text),
-        "real.json": lambda: published.real_labels(str(folder / "real.json"), source),
-        "pets/annotations/test.txt": lambda: open_pets(pets, folder / "pets", "test"),
-    }
-    return one_of_many(folder, list(readers), lambda file: readers[file.relative_to(folder).as_posix()]())
+    write_pets(folder, breeds=2)
+    options = PetsOptions()
+    return one_of_many(folder, ["annotations/test.txt"], lambda _: open_pets(options, folder, "test"))

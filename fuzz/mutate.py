@@ -11,7 +11,6 @@ import gzip
 import io
 import json
 import struct
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,8 +18,7 @@ from random import Random
 from typing import Any
 
 _MOST_UNPACKED = 1 << 20
-_TAR_SUM, _TAR_MAGIC = slice(148, 156), slice(257, 262)
-_TAR_FIELDS = ((0, 100), (100, 8), (108, 8), (116, 8), (124, 12), (136, 12), (156, 1), (157, 100), (345, 155))
+
 _NUMBERS = (b"0", b"-1", b"1", b"255", b"65536", b"2147483648", b"-9223372036854775809", b"1e309", b"nan", b"0.5")
 _BYTES = (
     b"\0",
@@ -177,24 +175,6 @@ def _change_safetensors(data: bytes, chance: Random, words: Sequence[bytes]) -> 
     return struct.pack("<Q", len(header)) + header + rest
 
 
-def _change_tar(data: bytes, chance: Random, words: Sequence[bytes]) -> bytes:
-    blocks = bytearray(data)
-    heads = [at for at in range(0, len(data) - 511, 512) if data[at:][_TAR_MAGIC] == b"ustar"]
-    if not heads or chance.random() < 0.2:
-        return _change_bytes(data, chance, words)
-    head = chance.choice(heads)
-    start, size = chance.choice(_TAR_FIELDS)
-    names = (b"a/b.jpg", b"inner.tar", b"b.cls", b"././@LongLink", *words)
-    put = chance.choice((b"%o" % chance.choice((0, 1, 511, 2**33)), b"-1", b"\x80" + bytes(10), b"\xff" * 12, *names))
-    if start == 156:  # the kind of the member
-        put = chance.choice((b"0", b"1", b"2", b"5", b"L", b"K", b"x", b"g", b"S", b"D", b"\0", b"~"))
-    blocks[head + start : head + start + size] = put[:size].ljust(size, b"\0")
-    block = blocks[head : head + 512]
-    block[_TAR_SUM] = b" " * 8
-    blocks[head + 148 : head + 156] = b"%06o\0 " % sum(block)
-    return bytes(blocks)
-
-
 def _change_png(data: bytes, chance: Random, words: Sequence[bytes]) -> bytes:
     chunks, at = [], 8
     while at + 12 <= len(data):
@@ -210,10 +190,6 @@ def _change_png(data: bytes, chance: Random, words: Sequence[bytes]) -> bytes:
     return data[:8] + b"".join(packed)
 
 
-def _is_tar(data: bytes) -> bool:
-    return data[_TAR_MAGIC] == tarfile.POSIX_MAGIC[:5]
-
-
 _Change = Callable[[bytes, Random, Sequence[bytes]], bytes]
 _FORMATS: tuple[tuple[Callable[[bytes], bool], _Change], ...] = (
     (lambda data: data.startswith(b"\x1f\x8b"), _change_gzip),
@@ -221,5 +197,4 @@ _FORMATS: tuple[tuple[Callable[[bytes], bool], _Change], ...] = (
     (lambda data: data.startswith(b"\x89PNG"), _change_png),
     (lambda data: data[4:9] == b"\0\0\0\0{", _change_safetensors),
     (lambda data: data[:1] in (b"{", b"["), _change_json),
-    (_is_tar, _change_tar),
 )

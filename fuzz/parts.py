@@ -45,23 +45,6 @@ def tensors(folder: Path) -> Harness:
     return one_file(folder / "w.safetensors", load_tensors, seeds, ("__metadata__", "data_offsets", "shape", "F8_E5M2"))
 
 
-def tar_file(folder: Path) -> Harness:
-    """The walk through tar files."""
-    from tests.data.images.files import tar_of
-    from tost.data._tar import open_tar
-
-    def parse(path: Path) -> None:
-        with open_tar(path) as part:
-            for entry in part.entries():
-                assert len(part.content(entry)) == entry.size
-                if entry.path.suffix == ".tar":
-                    list(part.inner(entry).entries())
-
-    # Up to the block after the two that mark the end.
-    seeds = [tar_of({"a.txt": b"3"})[:2048], tar_of({"b.tar": tar_of({"c.txt": b"4"})[:2048]})[:4096]]
-    return one_file(folder / "some.tar", parse, seeds, ("x.txt", "x.tar"))
-
-
 def idx_file(folder: Path) -> Harness:
     """An array of bytes in idx, compressed or not."""
     import numpy as np

@@ -1,7 +1,7 @@
 """Fuzzes the parsers of files from outside, and adds what was done to results/fuzz.json.
 
 python -m fuzz.run                                 every target for a minute, one after the other
-python -m fuzz.run --target tar --seconds 600      one target for ten minutes
+python -m fuzz.run --target idx --seconds 600      one target for ten minutes
 python -m fuzz.run --seconds 3600 --slice 240      an hour for every target, in turns of four minutes
 python -m fuzz.run --seconds 3600 --inputs 100000  the same, but no more than so many inputs for a target
 

@@ -19,9 +19,9 @@ _MAKERS: tuple[Callable[[Path], Harness], ...] = (
         weights.hf_folder,
     ),
     *(weights.tokenizer, texts.tokens, texts.documents),
-    *(images.image, images.tar, images.parquet, images.idx, images.cifar, images.labels),
+    *(images.image, images.parquet, images.idx, images.cifar, images.labels),
     *(texts.listops, texts.reviews, texts.pairs, texts.pathfinder),
-    *(parts.value, parts.tensors, parts.tar_file, parts.idx_file, parts.listops_line),
+    *(parts.value, parts.tensors, parts.idx_file, parts.listops_line),
     parts.pairs_file,
     parts.packing,
 )

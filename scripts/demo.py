@@ -1,9 +1,10 @@
 """The demonstration: train, generate, measure, look inside, and write it all on one page. `make demo` runs it.
 
-python scripts/demo.py --out demo
+python scripts/demo.py --out demo [--long]
 
-Every stage is a command that can be typed as well. A run that is finished is kept; after an interrupt the same
-command goes on where it was. Ends with the path of the page.
+By default models are trained for as long as fits into two and a half minutes on two
+cores. Every stage is a command that can be typed as well. A run that is finished is
+kept; after an interrupt the same command resumes it. Ends with the path of the page.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PROMPTS = ("def ", "import ", "class ")
 # For those who want to see the machinery and not the results.
 TINY_MODEL = ("model.depth=2", "model.embed_dim=32")
 TINY_IMAGES = ("train.steps=6", "train.batch_size=16", "evaluate.every=3", "schedule.warmup_steps=2", *TINY_MODEL)
+SHORT_IMAGES = ("train.steps=120", "evaluate.every=60", "schedule.warmup_steps=12")
+SHORT_BYTES = ("train.steps=90", "evaluate.every=30", "checkpoint.every=30", "schedule.warmup_steps=15")
 TINY_BYTES = ("train.steps=6", "train.batch_size=4", "evaluate.every=3", "evaluate.batches=2", "data.options.length=64")
 
 
@@ -42,16 +45,17 @@ class Stage(NamedTuple):
     run: Path | None = None
 
 
-def stages(out: Path, *, tiny: bool = False) -> list[Stage]:
+def stages(out: Path, *, long: bool = False, tiny: bool = False) -> list[Stage]:
     """Return what is done, in order.
 
     Args:
         out: Folder for everything.
+        long: Train for the whole length of the recipes, and measure more often.
         tiny: Take a few steps only.
     """
     digits = str(out / "data" / "digits")
     runs = {name: out / "runs" / name for name in ("digits-tost", "digits-softmax", "digits-vit", "bytes-tost")}
-    images = ("train", "small/digits", f"data.path={digits}", *(TINY_IMAGES if tiny else ()))
+    images = ("train", "small/digits", f"data.path={digits}", *(TINY_IMAGES if tiny else () if long else SHORT_IMAGES))
     text = ("train", "small/stdlib_bytes", "train.steps=240", "train.batch_size=12", "schedule.warmup_steps=30")
     text += (
         "evaluate.every=60",
@@ -60,12 +64,14 @@ def stages(out: Path, *, tiny: bool = False) -> list[Stage]:
         "checkpoint.every=60",
         "log.every=10",
     )
-    text += (*TINY_BYTES, *TINY_MODEL, "schedule.warmup_steps=2") if tiny else ()
+    text += (*TINY_BYTES, *TINY_MODEL, "schedule.warmup_steps=2") if tiny else () if long else SHORT_BYTES
     lengths = "64,128" if tiny else "256,1024,4096"
-    bench = ("bench", "ops", "--mode", "fwd", "--tokens", lengths, "--repeats", "5", "--quick", "--no-compile")
+    bench = ("bench", "ops", "--mode", "fwd", "--tokens", lengths, "--repeats", "5" if long else "3", "--quick")
+    bench += ("--no-compile",)
     report = ["report", *map(str, runs.values()), "--out", str(out / "report.html")]
     report += [part for prompt in PROMPTS for part in ("--prompt", prompt)]
-    generate = ("generate", str(runs["bytes-tost"]), "--prompt", PROMPTS[0], "--temperature", "0.8", "--seed", "0")
+    count = "40" if tiny else "200"
+    write = ("--prompt", PROMPTS[0], "--temperature", "0.8", "--seed", "0", "--max-new-tokens", count)
     return [
         Stage("handwritten digits as images", ("data", "prepare", "digits", "--out", digits)),
         Stage("train ToST on the digits", _training(images, runs["digits-tost"]), runs["digits-tost"]),
@@ -84,7 +90,8 @@ def stages(out: Path, *, tiny: bool = False) -> list[Stage]:
             _training(text, runs["bytes-tost"]),
             runs["bytes-tost"],
         ),
-        Stage("let it write", (*generate, "--max-new-tokens", "40" if tiny else "200")),
+        Stage("let it write", ("generate", str(runs["bytes-tost"]), *write)),
+        Stage("let a shipped model write, which was trained for longer", ("generate", "bytes-tiny", *write)),
         Stage("measure a ToST layer beside softmax attention", (*bench, "--out", str(out / "bench"))),
         Stage("look inside the models and write the page", tuple(report)),
     ]
@@ -129,10 +136,11 @@ def main() -> None:
     """Carry out all stages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for everything")
+    parser.add_argument("--long", action="store_true", help="train for the whole length of the recipes: ten minutes")
     parser.add_argument("--tiny", action="store_true", help="a few steps only: shows the machinery, not the results")
     options = parser.parse_args()
     began = time.monotonic()
-    plan = stages(options.out, tiny=options.tiny)
+    plan = stages(options.out, long=options.long, tiny=options.tiny)
     for number, stage in enumerate(plan, 1):
         print(f"\n=== [{number}/{len(plan)}] {stage.title} ({time.monotonic() - began:.0f} s so far)", flush=True)
         if stage.run is not None and is_finished(stage.run):

@@ -275,6 +275,26 @@ def test_speed_is_shown_in_milliseconds_and_only_where_it_is_wanted(result):
     assert "A CPU, 2 threads, torch 9.9, tost 0.0, 2001-02-03." in shown
 
 
+def test_whole_models_are_shown_in_every_runtime_and_in_their_best(result, tmp_path):
+    script = load_script("update_readme")
+    path = tmp_path / "model_a-cpu_200102.json"
+    path.write_text(result.read_text())  # the form of earlier revisions
+    assert script.whole_models(tmp_path) is None
+    case = {"model": "a", "size": 224, "batch": 8, "limit": 0, "of_product": 0.5}
+    rows = [
+        {**case, "path": "torch fp32", "seconds": {"median": 0.2}},
+        {**case, "path": "OpenVINO fp32", "seconds": {"median": 0.0501}},
+        {**case, "path": "torch fp32", "size": 4096, "limit": 8192, "seconds": None},
+    ]
+    machine = {"gflops": {"float32": 200.0}, "gbytes": 20.0}
+    path.write_text(json.dumps(json.loads(result.read_text()) | {"rows": rows, "machine": machine}))
+    measured = script.whole_models(tmp_path)
+    assert "| 8 x 224 px | `a` | 200 (50%) | 50.1 (50%) |" in script.render_models(measured)
+    assert "| 4,096 tokens | `a` | does not fit |  |" in script.render_models(measured)
+    assert "200 GFLOP/s in float32" in script.render_models(measured)
+    assert "| 8 x 224 px | `a` 50.1 (OpenVINO fp32) |" in script.render_best(measured)
+
+
 def test_cost_of_blocks_has_a_column_for_each_machine_that_passed(result, tmp_path):
     content = json.loads(result.read_text())
     rows = [

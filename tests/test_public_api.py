@@ -28,46 +28,43 @@ SOURCE = ROOT / "src" / "tost"
 
 SIGNATURES = {
     "tssa": (
-        "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False, "
-        "block_size=1, centered=False, backend='auto', overwrite=False)"
+        "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, block_size=1, "
+        "backend='auto', overwrite=False)"
     ),
-    "membership": (
-        "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False)"
-    ),
-    "causal_tssa": (
-        "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, count_scaled=False, decay=None, "
-        "block_size=1, centered=False, backend='auto')"
-    ),
+    "membership": "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True)",
+    "causal_tssa": ("(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, backend='auto')"),
     "causal_tssa_with_state": (
-        "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
-        "decay=None, block_size=1, centered=False, backend='auto', overwrite=False)"
+        "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, backend='auto', "
+        "overwrite=False)"
     ),
-    "causal_membership": (
-        "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
-        "decay=None)"
+    "causal_tssa_step": "(w, temperature, bias=None, *, state=None, backend='auto')",
+    "causal_membership": ("(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None)"),
+    "gated_tssa": "(w, write, *, mask=None, cu_seqlens=None, segment_ids=None, backend='auto')",
+    "gated_tssa_with_state": (
+        "(w, write, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, backend='auto')"
     ),
     "available_backends": "(op)",
-    "TSSAState.empty": (
-        "(batch_size, num_heads, head_dim, *, block_size=1, centered=False, dtype=torch.float32, device=None)"
-    ),
-    "TSSAState.merge": "(self, other, decay=None)",
+    "TSSAState.empty": "(batch_size, num_heads, head_dim, *, dtype=torch.float32, device=None)",
+    "TSSAState.merge": "(self, other)",
     "TSSAState.to": "(self, device=None, dtype=None)",
     "TSSAState.detach": "(self)",
+    "GatedState.empty": "(batch_size, num_heads, head_dim, *, block_size=1, dtype=torch.float32, device=None)",
     "Packing.from_cu_seqlens": "(cu_seqlens, num_tokens)",
     "Packing.from_segment_ids": "(segment_ids)",
     "TSSAttention.forward": "(self, x, mask=None, *, packing=None, grid=None, attn_mask=None, is_causal=False)",
     "CausalTSSAttention.forward": "(self, x, mask=None, *, packing=None, carry=None, attn_mask=None, is_causal=True)",
     "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None, *, packing=None)",
-    "causal_tssa_step": (
-        "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, block_size=1, centered=False, "
-        "backend='auto')"
-    ),
+    "GatedTSSAttention.forward": "(self, x, mask=None, *, packing=None, carry=None, attn_mask=None, is_causal=True)",
+    "GatedTSSAttention.forward_with_state": "(self, x, state=None, mask=None, *, packing=None)",
     "load_official": "(path_or_state_dict, *, weights='model', **overrides)",
     "load_model": "(path, *, ema=False)",
     "replace_attention": (
-        "(model, *, layers=None, causal=None, num_heads=None, source='value', extensions=None, backend='auto')"
+        "(model, *, layers=None, causal=None, num_heads=None, source='value', plus=False, block_size=8, backend='auto')"
     ),
     "load_pretrained": "(name)",
+    "export": (
+        "(model, path, *, format='onnx', image_size=None, calibration=None, tokenizer=None, opset=20, force=False)"
+    ),
     "objective.coding_rate": "(z, eps, *, f=LOG, mask=None, centered=False)",
     "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",
     "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",
@@ -77,7 +74,9 @@ SIGNATURES = {
 # Constructors may gain keyword-only options; what comes by position may not change.
 POSITIONAL = {
     "TSSAttention": ["embed_dim", "num_heads"],
+    "BlockTSSAttention": ["embed_dim", "num_heads"],
     "CausalTSSAttention": ["embed_dim", "num_heads", "max_length"],
+    "GatedTSSAttention": ["embed_dim", "num_heads", "max_length"],
 }
 HEAVY = ("timm", "transformers", "matplotlib", "accelerate", "datasets", "torchvision", "sklearn", "typer", "rich")
 
@@ -113,8 +112,9 @@ def test_constructor_positional_arguments_are_the_contract(name):
     assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters), "unknown options must not be swallowed"
 
 
-def test_state_is_the_three_sums_and_the_position():
+def test_states_are_three_statistics_and_the_position():
     assert tost.TSSAState._fields == ("squares", "weighted_squares", "mass", "position")
+    assert tost.GatedState._fields == ("mean", "covariance", "mass", "position")
     assert all(callable(getattr(tost.TSSAState, name)) for name in ("empty", "merge", "to", "detach"))
 
 

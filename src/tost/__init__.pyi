@@ -1,6 +1,7 @@
 from tost import analysis as analysis
 from tost import bench as bench
 from tost import data as data
+from tost import deploy as deploy
 from tost import errors as errors
 from tost import explore as explore
 from tost import generation as generation
@@ -17,6 +18,7 @@ from tost import testing as testing
 from tost import train as train
 from tost.analysis.registry import register_analysis as register_analysis
 from tost.data.registry import register_data as register_data
+from tost.deploy import export as export
 from tost.generation import generate as generate
 from tost.integrations.official import load_official as load_official
 from tost.integrations.replace import replace_attention as replace_attention

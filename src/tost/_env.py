@@ -58,3 +58,7 @@ PLUGINS = Variable(
     name="TOST_PLUGINS",
     help="packages whose code may be imported by name, separated by commas",
 )
+NUM_THREADS = Variable(
+    name="TOST_NUM_THREADS",
+    help="threads of a command; by default one for each of its processors",
+)

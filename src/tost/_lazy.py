@@ -23,6 +23,7 @@ EXTRAS = {
     "jinja2": "analysis",
     "matplotlib": "analysis",
     **dict.fromkeys(("starlette", "uvicorn", "anyio"), "explore"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino"), "deploy"),
 }
 """Optional packages, with the extra that installs them."""
 

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -34,30 +35,47 @@ _NO_MEMORY = (
 
 def cpu_model() -> str:
     """Return the marketing name of the processor, or its architecture where the system does not provide it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        match = re.search(
-            r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE
-        )
-        if match:
-            return re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", match[1]).strip()
+    if found := _cpuinfo("model name"):
+        return re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", found).strip()
     return platform.processor() or platform.machine()
 
 
+def _cpuinfo(field: str) -> str:
+    """Return a field of the first processor as Linux describes it; empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(rf"^{field}\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return match[1] if match else ""
+
+
+_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
+_READING_SECONDS = 0.1
 _WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-def limit_threads() -> None:
+def limit_threads(number: str = "") -> None:
     """Set OpenMP's variables of this process and its children, unless they are set; called by the command line only.
 
     Waiting threads spin for about a millisecond and then sleep: spinning is ruinous on a busy machine. Their number
-    stays within the limit of a container. Has no effect once torch is loaded.
+    stays within the limit of a container, unless one is given. Has no effect once torch is loaded.
+
+    Args:
+        number: Threads, as ``TOST_NUM_THREADS`` has them; empty for the default.
+
+    Raises:
+        ConfigError: It is no positive whole number.
     """
     if not any(name in os.environ for name in (*_WAITING, "OMP_WAIT_POLICY")):
         os.environ.update(_WAITING)
-    if available_cpus() < _allowed_cpus():
+    if number:
+        if not re.fullmatch(r"0*[1-9][0-9]{0,3}", number):
+            raise ConfigError(f"TOST_NUM_THREADS={number!r} is no number of threads; set it to 1 or more, or unset it.")
+        os.environ["OMP_NUM_THREADS"] = number
+    elif available_cpus() < _allowed_cpus():
         os.environ.setdefault("OMP_NUM_THREADS", str(available_cpus()))
 
 
@@ -129,3 +147,32 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not present:
         raise ConfigError("--device cuda was given, but torch finds no CUDA device here; use --device cpu or auto.")
     return torch.device("cuda" if present and wanted != "cpu" else "cpu")
+
+
+def fast_precision(device: torch.device) -> Literal["fp32", "bf16"]:
+    """Return the precision of ``auto``: bf16 where the device has instructions for its products, or else fp32.
+
+    CPUs have them with AVX512-BF16 or AMX, NVIDIA GPUs from compute capability 8.0. Loads torch.
+    """
+    import torch
+
+    if device.type == "cuda":
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        flags = set(_cpuinfo("flags").split())
+        mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        fast = device.type == "cpu" and mkldnn and bool(flags & _BF16_FLAGS)
+    return "bf16" if fast else "fp32"
+
+
+def read_bandwidth(size: int) -> float:
+    """Return the bytes per second at which memory of `size` bytes is read again and again on the CPU. Loads torch."""
+    import torch
+
+    memory = torch.zeros(max(1, size // 4))
+    best, began = math.inf, time.perf_counter()
+    while time.perf_counter() - began < _READING_SECONDS:
+        start = time.perf_counter()
+        memory.sum()
+        best = min(best, time.perf_counter() - start)
+    return memory.nbytes / best

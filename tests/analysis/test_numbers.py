@@ -14,7 +14,7 @@ import tost
 import tost.analysis as analysis
 from tests.models.tiny import make_tiny, perturb
 from tost import objective
-from tost.analysis.heads import coherence_of, effective_rank, membership_at_length, moments
+from tost.analysis.heads import coherence_of, effective_rank, moments
 from tost.analysis.rates import MEASURES, rates_of_tokens
 from tost.analysis.records import attention_layers
 from tost.errors import ConfigError
@@ -138,8 +138,8 @@ def flat(values):
             yield value
 
 
-IMAGES = ("coding-rate", "membership-maps", "class-attention", "gains", "heads", "flattening")
-TEXTS = ("coding-rate", "gains", "heads", "flattening", "state-memory")
+IMAGES = ("coding-rate", "membership-maps", "class-attention", "gains", "heads")
+TEXTS = ("coding-rate", "gains", "heads", "state-memory")
 
 
 @pytest.mark.parametrize(
@@ -191,26 +191,6 @@ def test_gains_keep_the_moments_behind_them():
     eigenvalues = torch.linalg.eigvalsh(found.moments).flip(-1).flatten(-2)
     torch.testing.assert_close(1 / (1 + eigenvalues), found.mean)
     assert found.correlations().diagonal(dim1=-2, dim2=-1).allclose(torch.ones(()).double())
-
-
-@pytest.mark.parametrize("count_scaled", [False, True])
-def test_longer_sequences_are_repeated_ones(count_scaled):
-    layer = attention_layers(perturb(make_tiny("tost_mini", count_scaled=count_scaled)))[0]
-    w = torch.randn(2, 6, 4, 4)
-    found = membership_at_length(layer, w, 3.0).detach()
-    expected = layer.membership(w.repeat(1, 3, 1, 1)).detach()[:, :6]
-    torch.testing.assert_close(found, expected)
-
-
-def test_memberships_flatten_unless_energies_are_scaled():
-    images = [torch.randn(4, 3, 32, 32)]
-    plain, scaled = (
-        analysis.membership_flattening(make_tiny("tost_mini", count_scaled=flag), images) for flag in (False, True)
-    )
-    assert plain.lengths == (4, 16, 64, 256, 1024, 4096)
-    ratio = plain.deviation[:, -1] / plain.deviation[:, -2]
-    torch.testing.assert_close(ratio, torch.full_like(ratio, 0.25), rtol=0.02, atol=0)
-    torch.testing.assert_close(scaled.deviation[:, -1], scaled.deviation[:, 2])
 
 
 def test_effective_rank():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tost.bench import attention
-from tost.bench.attention import Attention, Job, Point, Roofline, Usage, build_trial, measure_point, point_cost
+from tost.bench.attention import Attention, Job, Point, Usage, build_trial, measure_point, point_cost
 from tost.errors import TostError
 
 
@@ -19,11 +19,8 @@ def test_standard_points_are_the_papers_figures():
 def test_cost_of_softmax_grows_with_the_square_and_of_the_others_linearly(contender):
     figure = "causal" if contender.startswith("gpt2") else "tokens"
     short, long = (point_cost(Point(figure, contender, tokens=N, width=64, heads=4, depth=1)) for N in (8192, 16_384))
-    growth = (long.flops / short.flops, long.moved / short.moved)
-    if contender in ("tost", "xcit"):
-        assert growth[0] == pytest.approx(2, rel=0.01)
-    else:
-        assert growth[0] > 3.9
+    growth = long.flops / short.flops
+    assert growth == pytest.approx(2, rel=0.01) if contender in ("tost", "xcit") else growth > 3.9
 
 
 def test_flops_of_a_softmax_layer_equal_those_that_torch_counts():
@@ -60,8 +57,6 @@ def results(monkeypatch):
     """Return what a measurement holds whose passes take the time of their operations at 1 GFLOP/s."""
 
     def in_process(function, job, *, label, **options):
-        if function is attention.measure_roofline:
-            return Roofline(1e10, 1e10)
         if job.point.contender == "crate":
             raise TostError(f"{label}: out of memory")
         cost = point_cost(job.point)
@@ -77,16 +72,14 @@ def results(monkeypatch):
     return measure
 
 
-def test_tables_findings_and_pictures(results, monkeypatch):
+def test_tables_and_pictures(results, monkeypatch):
     bench, found = results()
     rows = {(row["figure"], row["contender"], row["tokens"], row["training"]): row for row in found["rows"]}
     assert rows["tokens", "crate", 256, False]["note"].startswith("out of memory (predicted")
-    assert rows["tokens", "tost", 256, False]["times_roofline"] == pytest.approx(10, rel=0.5)
     tables = {table.title: table for table in bench.tables(found)}
     assert len(tables) == 7 + 2
     growth = {row[0]: row for row in tables["Growth, between the two largest sizes measured"].rows}
     assert float(growth["tost"][3]) == pytest.approx(1, abs=0.05)
-    assert all("times as long as ToST." in sentence for sentence in bench.findings(found))
     monkeypatch.setattr(Attention, "check", lambda self: attention.Gate([attention.Check("", 0.0, 1.0)]))
     report = bench.open_report()
     report.results = found
@@ -97,7 +90,7 @@ def test_tables_findings_and_pictures(results, monkeypatch):
 @pytest.mark.parametrize(
     ("limits", "note"),
     [
-        ({"limit_seconds": 1e-9}, "predicted 0 s"),
+        ({"limit_bytes": 2}, "predicted 0.0 GB"),
         ({"limit_bytes": 1}, "predicted 0.0 GB"),
         ({"total_seconds": 0.0}, "no time left"),
     ],

@@ -4,14 +4,18 @@ import pytest
 import torch
 
 from tost.bench import ops
-from tost.bench.ops import Candidate, Case, Ops, build_layer, check_operators, growth
+from tost.bench.ops import Candidate, Case, Ops, build_layer, check_operators
 from tost.errors import BackendError, ConfigError
 
 
 def test_standard_cases_are_the_papers_sizes():
     cases = Ops().cases
-    assert {(case.op, case.width, case.heads) for case in cases} == {("tssa", 384, 8), ("causal_tssa", 768, 12)}
-    assert (len(cases), len(set(cases))) == (16, 16)
+    assert {(case.op, case.width, case.heads, case.block_size) for case in cases} == {
+        ("tssa", 384, 8, 1),
+        ("causal_tssa", 768, 12, 1),
+        ("gated_tssa", 768, 12, 8),
+    }
+    assert (len(cases), len(set(cases))) == (20, 20)
 
 
 @pytest.mark.parametrize(
@@ -25,19 +29,21 @@ def test_impossible_sizes_are_named(options, message):
 
 @pytest.mark.parametrize("op", ops.OPS)
 def test_contenders_keep_the_shape_and_ours_equal_the_paper(op):
-    case = Case(op, batch=2, tokens=9, width=16, heads=2, dtype="float64")
+    g = 4 if op == "gated_tssa" else 1
+    case = Case(op, batch=2, tokens=9, width=16, heads=2, dtype="float64", block_size=g)
     ours, x = build_layer("tost", case).double(), torch.randn(2, 9, 16, dtype=torch.float64)
     for name in ops.CONTENDERS:
-        if name not in ("paper compiled", "xca" if op == "causal_tssa" else ""):
+        if name != "paper compiled" and (op == "tssa" or name != "xca") and (g == 1 or name != "paper eager"):
             assert build_layer(name, case, ours).double()(x).shape == x.shape
-    torch.testing.assert_close(build_layer("paper eager", case, ours).double()(x), ours(x))
+    same = "paper eager" if g == 1 else "tost-torch"
+    torch.testing.assert_close(build_layer(same, case, ours).double()(x), ours(x))
 
 
 def test_the_gate_is_green_here(monkeypatch):
     monkeypatch.setattr(ops, "_CHECKED", ops._CHECKED[:2])
     gate = check_operators(block_size=5)
     assert gate.passed, gate.failures
-    assert any("g=5" in check.name for check in gate.checks)
+    assert {check.name.split()[0] for check in gate.checks if "g=5" in check.name} == {"tssa", "gated_tssa"}
 
 
 @pytest.mark.parametrize("fault", ["value", "gradient", "in-place"])
@@ -45,9 +51,9 @@ def test_the_gate_sees_a_wrong_implementation(monkeypatch, fault):
     monkeypatch.setattr(ops, "_CHECKED", ((2, 9, 3, 4),))
 
     def call(x):
-        y = ops.tssa(*x.arguments, mask=x.mask, backend="reference")
+        y = ops.tssa(*x.arguments.values(), mask=x.mask, backend="reference")
         factor = 1.01 if fault == "value" else 1.0
-        return factor * y + (0.01 * (x.w - x.w.detach()) if fault == "gradient" else 0)
+        return factor * y + (0.01 * (x.arguments["w"] - x.arguments["w"].detach()) if fault == "gradient" else 0)
 
     overwrite = (lambda x: 1.01 * call(x)) if fault == "in-place" else call
     gate = check_operators(["tssa"], implementations={"mutant": Candidate(call, overwrite)})
@@ -65,13 +71,6 @@ def test_declined_calls_are_listed_and_not_failures(monkeypatch):
     gate = check_operators(["tssa"], implementations={"picky": Candidate(decline, takes_mask=False)})
     assert set(gate.declined.values()) == {"not for bfloat16"}
     assert not gate.passed  # nothing was compared
-
-
-def test_growth_compares_the_time_per_token_of_single_sequences():
-    row = {"op": "tssa", "mode": "fwd", "contender": "sdpa", "width": 8, "heads": 2, "dtype": "float32", "repeats": 3}
-    rows = [{**row, "batch": 1, "tokens": N, "seconds_median": N * N} for N in (1024, 4096, 16_384)]
-    (found,) = growth([*rows, {**row, "batch": 8, "tokens": 100, "seconds_median": 1}])
-    assert (found["from_tokens"], found["to_tokens"], found["factor"]) == (4096, 16_384, 4.0)
 
 
 def test_long_softmax_attention_is_skipped_with_a_forecast(monkeypatch):

@@ -71,7 +71,7 @@ def test_chosen_layers_get_a_picture_each(run, trained, tmp_path):
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "membership-maps-layer00.png").is_file()
     assert (tmp_path / "membership-maps-layer01.svg").is_file()
-    assert "foreground agreement" in outcome.out
+    assert "entropy of memberships" in outcome.out
     assert outcome.out.splitlines()[-1] == str(tmp_path)
     assert "[1/1] membership-maps: 8 files" in outcome.err
 

@@ -55,13 +55,13 @@ def test_mistakes(refuse, tmp_path, arguments, said):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.cvs", "text\nx\n", "the ending '.cvs' is not known; did you mean '.csv'?"),
+        ("a.jsnl", "x\n", "the ending '.jsnl' is not known; did you mean '.jsonl'?"),
         ("a.docx", "x", "If it is plain text, add format=text"),
-        ("a.csv", "body\nx\n", "has no column 'text'; its columns are: body. Set column"),
+        ("a.csv", "text\nx\n", "give the folder of save_to_disk"),
         ("a.jsonl", '{"body": "x"}\n', "line 1 has no column 'text'; its columns are: body"),
-        ("a.csv", "", "holds no documents"),
+        ("a.jsonl", "", "holds no documents"),
     ],
-    ids=["ending", "other file", "column", "key", "empty"],
+    ids=["ending", "other file", "other format", "key", "empty"],
 )
 def test_a_newcomer_is_told_what_is_wrong(refuse, tmp_path, name, content, said):
     (tmp_path / name).write_text(content)
@@ -71,9 +71,9 @@ def test_a_newcomer_is_told_what_is_wrong(refuse, tmp_path, name, content, said)
 
 def test_ls(run):
     names = [line.split("\t")[0] for line in run("data", "ls").out.splitlines()]
-    assert {"text", "openwebtext", "wikitext2", "wikitext103", "lambada", "ptb", "cbt", "shakespeare"} <= set(names)
-    lines = run("data", "ls", "cbt").out.splitlines()
-    assert [line.split("\t")[:2] for line in lines][-1] == ["splits", "validation,test"]
+    assert {"text", "openwebtext", "wikitext2", "wikitext103", "lambada", "ptb", "shakespeare"} <= set(names)
+    lines = run("data", "ls", "lambada").out.splitlines()
+    assert [line.split("\t")[:2] for line in lines][-1] == ["splits", "test"]
     assert json.loads(run("data", "ls", "--json").out)["entries"][0].keys() == {"name", "summary"}
     assert run("data", "ls", "nothing").code == 2
 

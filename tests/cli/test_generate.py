@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -66,8 +67,35 @@ def test_text_on_stdout_and_numbers_on_stderr(run, endless):
     assert outcome.out == continuation(endless, "def ", 20, top_k=50, generator=generator) + "\n"
     assert outcome.code == 0
     assert outcome.err.startswith("20 tokens in ")
-    assert "tokens/s); prompt of 4 tokens in" in outcome.err
+    assert re.search(r"tokens/s\); fp32 weights, \d+% of the memory bandwidth; prompt of 4 tokens in", outcome.err)
     assert outcome.err.endswith("kB; seed 3\n")
+
+
+@pytest.mark.parametrize(
+    ("stored", "trained", "arguments", "expected"),
+    [
+        (torch.float32, None, (), "fp32"),
+        (torch.bfloat16, None, (), "bf16"),
+        (torch.bfloat16, None, ("--weights", "int8"), "int8"),
+        (torch.float32, "bf16", (), "bf16"),
+        (torch.float32, "bf16", ("--weights", "fp32"), "fp32"),
+        (torch.float32, "fp32", (), "fp32"),
+        (torch.float32, "bf16", ("--dtype", "float32"), "fp32"),
+    ],
+)
+def test_weights_trained_or_stored_in_bf16_are_streamed_so(
+    run, tmp_path, monkeypatch, stored, trained, arguments, expected
+):
+    model = perturb(make_tiny("tost_lm_base", **SIZES, vocab_size=256, position="none")).to(stored)
+    save_model(model, tmp_path / "model")
+    monkeypatch.setattr("tost.train.checkpoint.model.trained_precision", lambda source: trained)
+    options = ("--prompt", "abc", "--max-new-tokens", "12", "--temperature", "0", "--json")
+    content = json.loads(run("generate", str(tmp_path / "model"), *options, *arguments).out)
+    assert content["weights"] == expected
+    assert 0 < content["bandwidth_share"] < 10
+    ids = torch.tensor([ByteTokenizer().encode("abc")])
+    exact = tost.generate(model.float(), ids, max_new_tokens=12, temperature=0, weights=expected)
+    assert content["text"] == ByteTokenizer().decode(exact[0, 3:].tolist())
 
 
 def test_seeds_repeat_a_text_and_a_new_one_is_shown(run, endless):
@@ -97,7 +125,8 @@ def test_json_is_one_line_with_everything(run, endless):
     content = json.loads(outcome.out)
     assert outcome.out.count("\n") == 1
     assert outcome.err == ""
-    assert {"text", "ended", "tokens", "seconds", "prompt_tokens", "prompt_seconds", "seed"} == set(content)
+    numbers = {"tokens", "seconds", "prompt_tokens", "prompt_seconds", "seed", "bandwidth_share"}
+    assert numbers | {"text", "ended", "weights"} == set(content)
     assert (content["tokens"], content["prompt_tokens"], content["seed"], content["ended"]) == (5, 3, 1, "length")
 
 
@@ -135,13 +164,8 @@ def test_a_text_is_put_aside_and_goes_on(run, endless, tmp_path):
     assert text("--state", file, "--prompt", "!", "--max-new-tokens", "18") != second
 
 
-def test_more_than_the_positions_can_share_the_last_one(run, refuse, folders):
-    short = str(folders / "short")
-    command = ("generate", short, "--prompt", "abc", "--max-new-tokens", "100")
-    refuse("--repeat-last-position", *command)
-    outcome = run(*command, "--seed", "1", "--repeat-last-position")
-    assert outcome.code == 0, outcome.err
-    assert "100 tokens" in outcome.err
+def test_more_than_the_positions_is_refused_with_what_to_do(refuse, folders):
+    refuse("position=none", "generate", str(folders / "short"), "--prompt", "abc", "--max-new-tokens", "100")
 
 
 def test_default_length_ends_where_positions_end(run, folders):

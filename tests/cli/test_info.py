@@ -6,6 +6,7 @@ import torch
 
 import tost
 from tost._env import VARIABLES
+from tost._machine import fast_precision
 from tost.cli import _info
 from tost.ops.triton.tiles import TARGET_NAMES
 
@@ -17,6 +18,7 @@ def test_info_ends_with_json(run):
     assert found["versions"]["tost"] == tost.__version__
     assert found["packages"]["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads()
+    assert found["precision"] == fast_precision(torch.device("cpu"))
     assert found["devices"][0].startswith("cpu")
     for op in ("tssa", "causal_tssa"):
         assert found["backends"][op] == tost.available_backends(op)

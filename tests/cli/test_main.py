@@ -17,7 +17,7 @@ def test_help_lists_every_command(run):
     outcome = run("--help")
     assert outcome.code == 0
     listed = [line.split()[0] for line in outcome.out.partition("Commands:")[2].strip().splitlines()]
-    names = "ls cat cp validate train eval generate analyze report explore compare convert info bench data"
+    names = "ls cat cp validate train eval generate analyze report explore compare export convert info bench data"
     assert listed == names.split()
 
 

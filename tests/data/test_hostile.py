@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from tost.data import DataOptions, build_data
 from tost.data._tables import open_parquet
 from tost.data.images import published
 from tost.data.images.published import read_matlab
-from tost.data.images.sources import FileImages, TarImages, image_files, index_tar, open_shards
+from tost.data.images.sources import FileImages, image_files, open_shards
 from tost.data.images.transforms import BadImageError
 from tost.data.lra.readers import read_metadata_rows
 from tost.errors import ConfigError, StorageError
@@ -54,26 +52,12 @@ def eps_in_folder(root):
     FileImages(root, ["0.png"]).image(0)
 
 
-def eps_in_tar(root):
-    files.write(root / "a.tar", files.tar_of({"0.png": EPS}))
-    TarImages([root / "a.tar"], index_tar([root / "a.tar"])).image(0)
-
-
 def eps_in_parquet(root):
     pq.write_table(pa.table({"image": [EPS], "label": [0]}), root / "a.parquet")
     open_shards([root / "a.parquet"]).source.image(0)
 
 
-def eps_on_the_hub(root):
-    import datasets
-
-    table = datasets.Dataset.from_dict({"img": [{"bytes": EPS, "path": None}], "label": [0]})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets, "load_dataset", lambda *_, **__: table.cast_column("img", datasets.Image()))
-        build_data(DataOptions(name="lra_image", path="hub:a/b"), seed=0)
-
-
-@pytest.mark.parametrize("read", [eps_in_folder, eps_in_tar, eps_in_parquet, eps_on_the_hub])
+@pytest.mark.parametrize("read", [eps_in_folder, eps_in_parquet])
 def test_no_image_starts_another_program(tmp_path, monkeypatch, read):
     """Pillow opens EPS with Ghostscript, whatever the name of the file is."""
     log = tmp_path / "started"
@@ -84,62 +68,6 @@ def test_no_image_starts_another_program(tmp_path, monkeypatch, read):
     with pytest.raises(BadImageError, match="unknown format; the formats that are read are BMP, GIF, JPEG"):
         read(tmp_path)
     assert not log.exists()
-
-
-# Tar files.
-
-
-def header(name, size, kind=tarfile.REGTYPE):
-    """One block; sizes that do not fit into octal digits are written in base 256, as GNU tar does."""
-    entry = tarfile.TarInfo(name)
-    entry.type = kind
-    block = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
-    block[124:136] = (b"\xff" if size < 0 else b"\x80") + (size % 256**11).to_bytes(11, "big")
-    block[148:156] = b"        "
-    block[148:156] = f"{sum(block):06o}\0 ".encode()
-    return bytes(block)
-
-
-END = bytes(1024)
-PAX = b"30 size=-99999999999999999999\n"
-TARS = {
-    "negative": header("a.jpg", -512) + END,
-    "backwards": header("a.jpg", 0) + header("b.jpg", -1024) + END,
-    "huge": header("a.jpg", 1 << 70) + END,
-    "beyond": header("a.jpg", 1 << 33) + END,
-    "label": header("a.cls", 1 << 33) + END,
-    "label, text": files.tar_of({"a.cls": b"minus one", "a.jpg": b""}),
-    "label, long": files.tar_of({"a.cls": b"1" * 5000, "a.jpg": b""}),
-    "long name": header("x", 1 << 33, tarfile.GNUTYPE_LONGNAME) + END,
-    "long name, negative": header("x", -1, tarfile.GNUTYPE_LONGNAME) + END,
-    "extended": header("x", len(PAX), tarfile.XHDTYPE) + PAX.ljust(512, b"\0") + header("a.jpg", 0) + END,
-    "headers of headers": header("x", 0, tarfile.XHDTYPE) * 3000 + END,
-    "tars in tars": files.tar_of({"a.tar": files.tar_of({"b.tar": files.tar_of({"a.jpg": b""})})}),
-    "tars of nothing": header("a.tar", 0) * 3000 + END,
-    "noise": bytes(range(256)) * 8,
-    "empty": b"",
-}
-
-
-@pytest.mark.parametrize("content", TARS.values(), ids=TARS.keys())
-def test_tar_files(tmp_path, content):
-    path = tmp_path / "a.tar"
-    path.write_bytes(content)
-    if content.startswith((b"a.cls", b"x")):  # then it is as long as it states, and full of holes
-        os.truncate(path, (1 << 33) + 2048)
-    with limited(), pytest.raises(ConfigError, match=r"a\.tar cannot be read as a tar file: .*it must be complete"):
-        index_tar([path])
-
-
-def test_large_members_are_not_read(tmp_path):
-    path = tmp_path / "a.tar"
-    with path.open("wb") as file:
-        file.write(header("a.jpg", 1 << 33))
-        file.seek((1 << 33) + 512)
-        file.write(END)
-    source = TarImages([path], index_tar([path]))
-    with pytest.raises(StorageError, match=r"a\.jpg cannot be opened: it has 8,589,934,592 bytes"):
-        source.image(0)
 
 
 # Small files that unpack to gigabytes.
@@ -284,22 +212,9 @@ def test_reviews_have_whole_labels(tmp_path, label):
 # Other files.
 
 
-def npy(text):
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.array([["a"] * 11]))
-    return stream.getvalue().replace(b"'shape': (1, 11)", text.ljust(16))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [npy(b"'shape': ((((("), npy(b"'shape': (9**9,)"), b"\x93NUMPY", b"\x93NUMPY\x01\x00\xff\xff"],
-    ids=["open", "power", "cut", "length"],
-)
-def test_pathfinder_metadata(tmp_path, content):
-    (tmp_path / "0.npy").write_bytes(content)
-    with limited(1), pytest.raises(ConfigError, match=r"0\.npy cannot be read: "):
-        read_metadata_rows(tmp_path / "0.npy")
-    os.truncate(tmp_path / "0.npy", 1 << 40)
+def test_pathfinder_metadata(tmp_path):
+    with (tmp_path / "0.npy").open("wb") as file:
+        file.truncate(1 << 40)
     with pytest.raises(ConfigError, match=r"more than metadata ever has; it was not read"):
         read_metadata_rows(tmp_path / "0.npy")
 
@@ -313,24 +228,6 @@ def test_lines_without_end(tmp_path, name, file):
             stream.truncate(1 << 33)
     with limited(1), pytest.raises(ConfigError, match=r"has a line of more than 67,108,864 bytes; it is damaged"):
         build_data(DataOptions(name=name, path=str(tmp_path)), seed=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("val.txt", b"ILSVRC2012_val_00000001 99999999999999999999\n"), ("val.txt", b"a -1\n"), ("val.txt", b"\xff\xfe"),
-     ("LOC_val_solution.csv", b"ImageId\nx\n"), ("LOC_val_solution.csv", b"ImageId,PredictionString\nx\n")],
-)  # fmt: skip
-def test_label_files_of_imagenet(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match="is not the label file that its name promises"):
-        published.labels_by_image(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, f"[{list(range(500)) * 100}]", "7", '["ab"]', "[[1000]]"])
-def test_reassessed_labels(tmp_path, content):
-    (tmp_path / "real.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"real\.json"):
-        published._read_real(str(tmp_path / "real.json"))
 
 
 KILLED = """

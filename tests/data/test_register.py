@@ -139,17 +139,21 @@ def test_a_data_set_for_another_task_is_refused():
         load_config("demo/digits", ["data.name=series"])
 
 
-def test_the_fingerprint_follows_from_options_and_lengths():
+def test_the_fingerprint_follows_from_options_lengths_and_samples():
+    shift = 0
+
     @tost.register_data("series")
     def series(count: int = 8, scale: float = 1.0):
-        return Series(count), Series(2)
+        return [{"inputs": torch.tensor([i + shift]).bfloat16()} for i in range(count)], Series(2)
 
     def found(**options):
         return build_data(DataOptions(name="series", options=options), 0).info.fingerprint
 
     assert found() == found(count=8)
-    assert len({found(), found(count=9), found(scale=2.0)}) == 3
-    assert len(found()) == 64
+    before = found()
+    assert len({before, found(count=9), found(scale=2.0)}) == 3
+    shift = 1
+    assert found() != before
 
 
 def test_a_text_comes_with_its_tokenizer():

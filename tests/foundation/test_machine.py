@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tost import _machine
+from tost.errors import ConfigError
 
 OPENMP = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 HOST = """
@@ -84,6 +86,21 @@ def test_the_command_line_keeps_what_the_user_chose(groups, monkeypatch, name):
     assert ("GOMP_SPINCOUNT" in os.environ) == (name in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS"))
 
 
+@pytest.mark.parametrize(("number", "expected"), [("", "5"), ("2", "2")])
+def test_the_number_of_threads_of_a_command_can_be_chosen(groups, monkeypatch, number, expected):
+    groups("0::/\n", {"cpu.max": "300000 100000\n"})
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    _machine.limit_threads(number)
+    assert os.environ["OMP_NUM_THREADS"] == expected
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", "1 "])
+def test_a_wrong_number_of_threads_is_an_error(groups, number):
+    groups("0::/\n", {})
+    with pytest.raises(ConfigError, match="TOST_NUM_THREADS="):
+        _machine.limit_threads(number)
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound to a processor here")
 def test_a_process_on_one_processor_uses_one_thread():
     code = """
@@ -95,3 +112,25 @@ print(num_threads())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "mkldnn", "expected"),
+    [
+        ("fpu avx512f avx512_bf16 sse2", True, "bf16"),
+        ("fpu amx_tile amx_bf16", True, "bf16"),
+        ("fpu avx2 avx512f avx512bw", True, "fp32"),
+        ("", True, "fp32"),
+        ("avx512_bf16", False, "fp32"),
+    ],
+)
+def test_auto_is_bf16_where_the_processor_has_instructions_for_it(monkeypatch, flags, mkldnn, expected):
+    monkeypatch.setattr(_machine, "_cpuinfo", {"flags": flags}.__getitem__)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: mkldnn)
+    assert _machine.fast_precision(torch.device("cpu")) == expected
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
+def test_auto_is_bf16_on_graphics_cards_from_ampere_on(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert _machine.fast_precision(torch.device("cuda")) == expected

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import struct
-import tarfile
 import zipfile
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ import pytest
 from fuzz import run, worker
 from fuzz.harness import Harness, Turn, memory_limit, one_of_many, problem_of, time_limit
 from fuzz.mutate import mutate
-from tests.data.images.files import encoded, picture, tar_of
+from tests.data.images.files import encoded, picture
 from tost.errors import ConfigError
 
 MIB = 1 << 20
@@ -104,11 +103,6 @@ def read_safetensors(data):
     return json.loads(data[8 : 8 + size])
 
 
-def read_tar(data):
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        return [entry.name for entry in archive]
-
-
 def read_zip(data):
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
@@ -119,7 +113,6 @@ FORMATS = {
     "gzip": (gzip.compress(b"some text\nin lines"), gzip.decompress),
     "zip": (zip_of({"x/data.pkl": b"\x80\x02}.", "x/data/0": bytes(8)}), read_zip),
     "safetensors": (safetensors_of({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}), read_safetensors),
-    "tar": (tar_of({"a.jpg": b"abc", "a.cls": b"1"}), read_tar),
     "png": (encoded(picture(1, 1)), None),
 }
 
@@ -156,24 +149,24 @@ stat::number_of_executed_units: 33
 
 
 def test_a_turn_is_read_from_its_log():
-    assert run.read_log("tar", LOG, 10) == run.Tally(
-        "tar", inputs=31, seconds=10, coverage=12, quiet_inputs=24, problems=2
+    assert run.read_log("idx", LOG, 10) == run.Tally(
+        "idx", inputs=31, seconds=10, coverage=12, quiet_inputs=24, problems=2
     )
 
 
 def test_a_worker_that_does_not_start_is_a_problem():
-    assert run.read_log("tar", "ImportError: no", 10).problems == 1
+    assert run.read_log("idx", "ImportError: no", 10).problems == 1
 
 
 def test_what_was_done_adds_up(tmp_path):
     path = tmp_path / "fuzz.json"
     for coverage in (12, 12, 11):
         tallies = run.read_tallies(path)
-        turn = run.Tally("tar", inputs=31, seconds=10, coverage=coverage, quiet_inputs=5, problems=0)
-        run.add(tallies.setdefault("tar", run.Tally("tar", problems=3)), turn)
+        turn = run.Tally("idx", inputs=31, seconds=10, coverage=coverage, quiet_inputs=5, problems=0)
+        run.add(tallies.setdefault("idx", run.Tally("idx", problems=3)), turn)
         run.write_tallies(path, tallies)
-    expected = run.Tally("tar", 93, 30, coverage=12, quiet_inputs=67, quiet_seconds=20, problems=0)
-    assert run.read_tallies(path)["tar"] == expected
+    expected = run.Tally("idx", 93, 30, coverage=12, quiet_inputs=67, quiet_seconds=20, problems=0)
+    assert run.read_tallies(path)["idx"] == expected
 
 
 @pytest.fixture
@@ -202,9 +195,9 @@ def test_the_input_that_ends_the_worker_is_kept(places, end, name):
 
         return worker.fork(turn, die)
 
-    done = run.take_turn("tar", 1, 0, ask, places)
+    done = run.take_turn("idx", 1, 0, ask, places)
     assert (done.problems, done.coverage) == (1, 10)
-    assert (places / "crashes" / "tar" / name).read_bytes() == b"abc"
+    assert (places / "crashes" / "idx" / name).read_bytes() == b"abc"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
@@ -216,16 +209,16 @@ def test_a_worker_that_fails_in_its_own_code_is_a_problem(places):
 
         return worker.fork(turn, fail)
 
-    assert run.take_turn("tar", 1, 0, ask, places).problems == 1
-    assert list((places / "crashes" / "tar").iterdir()) == []
+    assert run.take_turn("idx", 1, 0, ask, places).problems == 1
+    assert list((places / "crashes" / "idx").iterdir()) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
 def test_a_turn_that_fails_is_told_in_its_log(tmp_path):
-    turn = Turn("tar", 1, str(tmp_path), str(tmp_path / "log"), str(tmp_path / "current"))
+    turn = Turn("idx", 1, str(tmp_path), str(tmp_path / "log"), str(tmp_path / "current"))
     assert worker.fork(turn, raising(ImportError("no atheris"))).code == 1
     assert "no atheris" in (tmp_path / "log").read_text()
-    assert run.read_log("tar", (tmp_path / "log").read_text(), 0).problems == 1
+    assert run.read_log("idx", (tmp_path / "log").read_text(), 0).problems == 1
 
 
 def test_time_on_the_clock_does_not_count():

@@ -2,8 +2,8 @@
 
 import copy
 import itertools
+import math
 import re
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,10 +13,11 @@ from torch.utils import _pytree as pytree
 
 import tost
 from tests.generation.models import make, prompts, seeded
+from tests.models.tiny import PLUS
 from tost import nn as tost_nn
 from tost.errors import ConfigError
 from tost.generation import decode_step, prefill
-from tost.generation.native import NativeStep, make_step, native_obstacles, pack_rows
+from tost.generation.native import NativeStep, make_step, native_obstacles, pack_rows, step_bytes
 from tost.generation.prompts import align_prompts
 from tost.models import LanguageOptions
 from tost.nn import ModelState
@@ -25,46 +26,34 @@ from tost.ops import _library as library
 from tost.ops._library import compiled_isas
 from tost.testing import assert_close
 
-CONTENT = {"forget": "channel", "centered": True, "head_norm": True}
-PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True, "position": "none"}
-
+GATED = {**PLUS, "conv_width": 4, "position": "none"}
 
 OPTIONS = {
     "endless": {"position": "none"},
     "waves": {"position": "sinusoidal"},
-    "hold": {"after_last_position": "repeat", "max_length": 6},
     "biases": {"bias": True},
     "free head": {"tie_head": False},
     "no layer scale": {"layer_scale": None},
-    "narrow": {"mlp_ratio": 0.5, "num_heads": 1},
+    "narrow": {"mlp_ratio": 0.5, "num_heads": 2},
     "tanh": {"activation": "gelu_tanh"},
     "convolution": {"conv_width": 4},
     "convolution before the mlp": {"conv_width": 2, "conv_at": "mlp"},
     "both convolutions": {"conv_width": 3, "conv_at": "both", "conv_start": "previous"},
-    "gate": {"gate": True},
-    "head norm": {"head_norm": True},
-    "count": {"count_scaled": True},
-    "blocks": {"block_size": 2},
-    "forgetting": {"forget": True},
-    "centered": {"centered": True},
+    "gated": PLUS,
 }
-FROM_DATA = {
-    "forgetting by head": {"forget": "head", "count_scaled": True},
-    "forgetting by channel alone": {"forget": "channel"},
-    "all at once": {
-        **{"forget": "channel", "centered": True, "head_norm": True, "gate": True, "unit_variance": True},
-        **{"count_scaled": True, "conv_width": 4, "embed_dim": 32, "num_heads": 2, "block_size": 8, "position": "none"},
-    },
-    "fixed forgetting about means": {"forget": True, "centered": True, "count_scaled": True, "block_size": 2},
-    "forgetting by channel": {"forget": "channel", "count_scaled": True, "block_size": 2, "centered": True},
+ALONE = {
+    "plain": {},
+    **OPTIONS,
+    "single features": {**PLUS, "mixer_options": {"block_size": 1}},
+    "all at once": {**GATED, "embed_dim": 32, "num_heads": 2, "mixer_options": {"block_size": 8}, "bias": True},
+    "large blocks": {**GATED, "embed_dim": 32, "num_heads": 2, "mixer_options": {"block_size": 16}},
 }
-ALONE = {"plain": {}, **OPTIONS, **FROM_DATA}
 
 
 def pairs():
     """Two options at a time, where they go together."""
     for (one, a), (other, b) in itertools.combinations(OPTIONS.items(), 2):
-        if not a.keys() & b.keys() and not {"position", "after_last_position"} <= {*a, *b}:
+        if not a.keys() & b.keys():
             yield pytest.param({**a, **b}, id=f"{one}, {other}")
 
 
@@ -99,7 +88,7 @@ def test_options_go_together(options):
 def test_every_option_of_the_models_is_known_to_these_tests():
     """A new option is compared above, or it is one of those that the modules and parameters show."""
     tried = {name for options in ALONE.values() for name in options}
-    shown = {"depth", "vocab_size", "dropout", "gradient_checkpointing", "backend", "mixer", "mixer_options"}
+    shown = {"depth", "vocab_size", "dropout", "gradient_checkpointing", "backend", "max_length"}
     assert set(LanguageOptions.model_fields) == tried | shown
 
 
@@ -109,11 +98,6 @@ class Strange(torch.nn.Linear):
 
 class Packed(torch.Tensor):
     """Weights in a form of their own, such as those of quantization."""
-
-
-@dataclass(frozen=True)
-class Later(tost_nn.Extensions):
-    new: bool = False
 
 
 def replace_forward(block):
@@ -133,7 +117,7 @@ CHANGES = {
     "parameters such as .*mystery": lambda block: block.attention.register_parameter(
         "mystery", torch.nn.Parameter(torch.zeros(1))
     ),
-    "extensions that came later": lambda block: setattr(block.attention, "extensions", Later(new=True)),
+    "several kinds of attention": lambda block: setattr(block, "attention", tost_nn.GatedTSSAttention(16, 2)),
     "has hooks": lambda block: block.norm1.register_forward_hook(lambda *args: None),
     "or another forward": replace_forward,
     "are no plain": lambda block: setattr(
@@ -221,14 +205,12 @@ def step_both(model, count, weights="fp32", length=6):
 @given(
     st.integers(1, 19),
     st.sampled_from([(4, 1), (12, 3), (16, 2), (20, 4), (36, 2), (72, 4), (132, 1)]),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
+    st.sampled_from([None, 1, 2, 4, 12]),
 )
 @settings(max_examples=25, deadline=None)
-def test_any_batch_and_any_width(count, sizes, plus, blocks, content):
-    options = (PLUS if plus else {}) | ({"block_size": sizes[0] // sizes[1]} if blocks else {})
-    options |= CONTENT if content else {}
+def test_any_batch_and_any_width(count, sizes, features):
+    head_dim = sizes[0] // sizes[1]
+    options = {**GATED, "mixer_options": {"block_size": math.gcd(head_dim, features)}} if features else {}
     model = make(torch.float32, embed_dim=sizes[0], num_heads=sizes[1], depth=1, **options)
     (found, after), (expected, state) = step_both(model, count)
     assert_close("logits", found, expected, 1e-5)
@@ -236,10 +218,10 @@ def test_any_batch_and_any_width(count, sizes, plus, blocks, content):
         assert_close("state", one.double(), other.double(), 1e-5)
 
 
-@pytest.mark.parametrize("content", [{}, CONTENT], ids=["plain", "content"])
-def test_threads_change_nothing(content):
+@pytest.mark.parametrize("options", [{}, {**GATED, "mixer_options": {"block_size": 3}}], ids=["paper", "gated"])
+def test_threads_change_nothing(options):
     # Widths for which the shares of threads differ, with a rest that no block takes.
-    model = make(torch.float32, embed_dim=36, vocab_size=75, block_size=3, **(PLUS | content))
+    model = make(torch.float32, embed_dim=36, vocab_size=75, **options)
     threads = torch.get_num_threads()
     ids = torch.stack(prompts(6, 6, 6))
     before, step = prefill(model, ids[:, :-1]), NativeStep(model)
@@ -267,14 +249,15 @@ def round_weights(model, weights):
 
 @pytest.mark.parametrize("isa", compiled_isas())
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("content", [{}, CONTENT], ids=["plain", "content"])
-def test_every_instruction_set(isa, weights, content):
+@pytest.mark.parametrize("g", [None, 1, 2, 8, 16])
+def test_every_instruction_set(isa, weights, g):
     try:
         select_isa(isa)
     except ConfigError as error:
         pytest.skip(str(error))
     try:
-        model = make(torch.float32, embed_dim=72, **(PLUS | content))
+        options = {} if g is None else {**GATED, "mixer_options": {"block_size": g}}
+        model = make(torch.float32, embed_dim=96, num_heads=2, **options)
         rounded = copy.deepcopy(model)
         round_weights(rounded, weights)
         (found, _), _ = step_both(model, 3, weights)
@@ -327,7 +310,7 @@ def test_an_old_library_is_left_alone(monkeypatch):
 
 
 def test_a_state_of_another_model_never_reaches_the_library():
-    model = make(torch.float32, **PLUS)
+    model = make(torch.float32, **GATED)
     form, tokens = NativeStep(model), torch.tensor([1, 2])
     ids = torch.ones(2, 3, dtype=torch.int64)
     state = prefill(model, ids)
@@ -342,8 +325,10 @@ def test_a_state_of_another_model_never_reaches_the_library():
         {"conv_width": 3},
         {"conv_width": 0},
         {"conv_at": "both"},
+        {"mixer_options": {"block_size": 4}},
+        {"mixer": "tssa", "mixer_options": {}},
     ):
-        strange = prefill(make(torch.float32, **{**PLUS, **other}), ids)
+        strange = prefill(make(torch.float32, **{**GATED, **other}), ids)
         assert not form.fits(tokens, strange)
         with pytest.raises(ValueError, match=r"state|window"):
             make_step(model)(tokens, strange)
@@ -373,8 +358,29 @@ def test_small_contributions_to_a_large_sum_are_not_lost():
 
 
 def test_what_came_before_is_not_changed():
-    model = make(torch.float32, **PLUS)
+    model = make(torch.float32, **GATED)
     state = prefill(model, torch.ones(2, 3, dtype=torch.int64))
     copies = [x.clone() for x in pytree.tree_leaves(state)]
     NativeStep(model)(torch.tensor([1, 2]), state)
     assert all(map(torch.equal, pytree.tree_leaves(state), copies))
+
+
+@pytest.mark.parametrize(("weights", "size"), [("fp32", 4), ("bf16", 2), ("int8", 1)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_bytes_of_a_step_are_those_of_its_matrices(tied, weights, size):
+    model = tost.create_model(
+        "tost_lm_base", embed_dim=8, depth=3, num_heads=2, mlp_ratio=2, vocab_size=50, tie_head=tied
+    )
+    per_block = 2 * 8 * 8 + 2 * 8 * 16
+    assert step_bytes(model, weights) == size * (3 * per_block + 50 * 8)
+
+
+@pytest.mark.parametrize(("width", "rows", "threads"), [(64, 1, 1), (64, 50, 3), (512, 1, 3)])
+def test_small_steps_take_one_thread(monkeypatch, width, rows, threads):
+    model = tost.create_model("tost_lm_base", embed_dim=width, depth=2, num_heads=4, vocab_size=50, position="none")
+    taken = []
+    monkeypatch.setattr(library, "num_threads", lambda: 3)
+    monkeypatch.setattr(library, "run_step", lambda dtype, step: taken.append(step.threads))
+    ids = torch.zeros(rows, 2, dtype=torch.int64)
+    NativeStep(model)(ids[:, -1], prefill(model, ids[:, :-1]))
+    assert taken == [threads]

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import tost
 from tests.generation.models import endless, make, prompts, seeded
+from tests.models.tiny import PLUS
 from tost.errors import CheckpointError, StorageError
 from tost.generation import Sampling, generate_with_state, load_state, save_state, state_file
 from tost.generation.state_file import _first_name, _pack, _unpack
@@ -65,11 +67,10 @@ def test_every_tensor_comes_back(file, done):
     [
         {"mixer": "softmax", "layer_scale": None},
         {"mixer": "softmax", "layer_scale": None, "conv_width": 3, "conv_at": "both"},
-        {"conv_width": 3, "gate": True, "forget": True, "count_scaled": True, "position": "none"},
-        {"block_size": 2, "forget": True},
-        {"forget": "channel", "centered": True, "count_scaled": True},
+        {**PLUS, "conv_width": 3, "position": "none"},
+        {**PLUS, "mixer_options": {"block_size": 1}},
     ],
-    ids=["softmax", "softmax with convolutions", "plus", "blocks", "content"],
+    ids=["softmax", "softmax with convolutions", "gated", "gated features"],
 )
 def test_states_of_every_kind_come_back(file, options, lengths):
     model = make(torch.float32, **options)
@@ -195,8 +196,7 @@ def test_flags_fit_into_bits(rows, size, seed):
 def model_of_the_stored_file():
     """The model that made ``regression/state_v1.safetensors``, with weights that need no random numbers."""
     sizes = {"embed_dim": 16, "depth": 2, "num_heads": 2, "vocab_size": 32, "max_length": 24}
-    options = {"conv_width": 3, "gate": True, "count_scaled": True, "forget": True, "after_last_position": "repeat"}
-    model = tost.create_model("tost_lm_base", **sizes, **options).eval()
+    model = tost.create_model("tost_lm_base", **sizes, conv_width=3).eval()
     with torch.no_grad():
         named = sorted((_first_name(name), parameter) for name, parameter in model.named_parameters())
         for index, (_, parameter) in enumerate(named):
@@ -211,9 +211,19 @@ STORED = Path(__file__).parents[1] / "regression" / "state_v1.safetensors"
 def test_a_file_of_the_first_version_still_loads_and_goes_on():
     model, generator = model_of_the_stored_file(), torch.Generator()
     continuation = load_state(STORED, model, generator=generator)
-    assert continuation.last.tolist() == [29, 12]
+    assert continuation.last.tolist() == [29, 8]
     more = generate_with_state(model, None, max_new_tokens=6, state=continuation, generator=generator)
-    assert more.tokens.tolist() == [[29, 9, 24, 0, 3, 15], [8, 30, 9, 15, 4, 11]]
+    assert more.tokens.tolist() == [[9, 24, 0, 3, 15, 16], [30, 9, 15, 4, 11, 8]]
+
+
+def test_a_file_of_a_form_that_was_removed_is_refused(file):
+    with safe_open(STORED, framework="pt") as opened:
+        options = json.loads(opened.metadata()["tost"])["model"]
+    assert options["forget"] is False
+    shutil.copy(STORED, file)
+    rewrite(file, description={"model": options | {"forget": True}})
+    with pytest.raises(CheckpointError, match="forget=True: this option was removed after revision 1ae0fcd"):
+        load_state(file, model_of_the_stored_file())
 
 
 @pytest.mark.parametrize(

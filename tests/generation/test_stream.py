@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tests.generation.models import endless, make, prompts, seeded
+from tests.models.tiny import PLUS
 from tost.errors import ConfigError
 from tost.generation import Sampling, decode_step, generate_with_state, prefill, state_bytes, stream_tokens
 from tost.generation import stream as stream_module
@@ -75,14 +76,11 @@ def check_long_text(model, count):
     assert_close("logits", logits, expected, 1e-4)
 
 
-PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True}
-
-
 @pytest.mark.parametrize(
     ("options", "count"),
     [
         pytest.param({}, 5000, id="plain", marks=pytest.mark.slow),
-        pytest.param(PLUS, 1500, id="plus"),
+        pytest.param({**PLUS, "conv_width": 4}, 1500, id="gated"),
         pytest.param({"position": "sinusoidal"}, 1500, id="waves", marks=pytest.mark.slow),
     ],
 )

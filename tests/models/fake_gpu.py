@@ -142,8 +142,8 @@ def cases():
         found[f"sequence mixer {mixer}"] = partial(step, "lra_listops", mixer=mixer, num_heads=2)
     for name, options in VISION_VARIANTS.items():
         found[f"vision {name}"] = partial(step, "tost_small_patch16_224", **options)
-    language = LANGUAGE_VARIANTS | {f"mixer {mixer}": {"mixer": mixer} for mixer in list_mixers(place="language")}
-    for name, options in language.items():
+    mixers = {f"mixer {name}": {"mixer": name, "num_heads": 2} for name in list_mixers(place="language")}
+    for name, options in {**LANGUAGE_VARIANTS, **mixers}.items():
         found[f"language {name}"] = partial(language_step, "tost_lm_base", **options)
         found[f"packed {name}"] = partial(packed_step, "tost_lm_base", **options)
     return found

@@ -10,13 +10,9 @@ from tost.testing import assert_close
 
 CASES = {
     "language": ("tost_lm_base", {}),
-    "plus": ("tost_lm_base_plus", {"conv_at": "both"}),
-    "plus, held": (
-        "tost_lm_base_plus",
-        {"max_length": 4, "after_last_position": "repeat", "gradient_checkpointing": True},
-    ),
+    "plus": ("tost_lm_base_plus", {"position": "none"}),
+    "plus, recomputed": ("tost_lm_base_plus", {"position": "learned", "gradient_checkpointing": True}),
     "sinusoidal": ("tost_lm_base", {"position": "sinusoidal", "conv_width": 3, "conv_at": "mlp"}),
-    "gated mean": ("tost_lm_base_plus2", {"position": "none"}),
     "minGRU": ("tost_lm_base", {"mixer": "mingru", "position": "none"}),
     "mean, pre": ("lra_listops", {"dropout": 0.0}),
     "cls, post, learned": ("lra_image", {"pooling": "cls", "norm": "post", "position": "learned"}),

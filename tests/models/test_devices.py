@@ -57,7 +57,7 @@ def deterministic():
 STEPS = [
     *((name, {}, ()) for name in distinct()),
     *(("lra_listops", {"mixer": m, "num_heads": 2}, pytest.mark.slow) for m in list_mixers(place="sequence")),
-    *(("tost_lm_base", {"mixer": mixer}, ()) for mixer in list_mixers(place="language")),
+    *(("tost_lm_base", {"mixer": mixer, "num_heads": 2}, ()) for mixer in list_mixers(place="language")),
     *(("tost_lm_base", options, ()) for options in LANGUAGE_VARIANTS.values()),
     *(("tost_small_patch16_224", options, ()) for options in VISION_VARIANTS.values()),
 ]

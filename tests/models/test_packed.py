@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tost
-from tests.models.tiny import make_tiny, perturb
+from tests.models.tiny import PLUS, make_tiny, perturb
 from tost.errors import ConfigError
 from tost.testing import assert_close
 
 LANGUAGE = [
     {},
     {"position": "none", "conv_width": 4, "conv_at": "both", "gradient_checkpointing": True},
-    {"position": "sinusoidal", "count_scaled": True, "forget": True, "block_size": 2, "gate": True},
+    {**PLUS, "position": "sinusoidal"},
     {"mixer": "softmax"},
 ]
-IDS = ["authors", "convolutions", "extensions", "softmax"]
+IDS = ["authors", "convolutions", "gated", "softmax"]
 lengths_of_texts = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 examples = settings(max_examples=4, deadline=None)
 

@@ -12,15 +12,11 @@ from tost.testing import assert_close
 
 # Forward mode and second derivatives exist for the plain form of softmax attention only.
 pytestmark = pytest.mark.usefixtures("plain_attention")
-STATISTICS = {"block_size": 2, "centered": True, "count_scaled": True}
 CASES = [
     *((name, {}) for name in distinct()),
     *(("lra_listops", {"mixer": name, "num_heads": 2}) for name in list_mixers(place="sequence") if name != "tssa"),
-    *(("tost_lm_base", {"mixer": name}) for name in list_mixers(place="language") if name != "tssa"),
-    ("tost_tiny_patch16_224", STATISTICS),
-    ("tost_lm_base", {**STATISTICS, "forget": "head"}),
-    ("tost_lm_base", {**STATISTICS, "forget": "channel"}),
-    ("tost_lm_base", {"block_size": 4, "forget": True, "gate": True}),
+    *(("tost_lm_base", {"mixer": name, "num_heads": 2}) for name in list_mixers(place="language") if name != "tssa"),
+    ("tost_lm_base", {"mixer": "tssa_plus", "mixer_options": {"block_size": 4}}),
 ]
 models = pytest.mark.parametrize(
     ("name", "options"), CASES, ids=[" ".join([name, *map(str, options.values())]) for name, options in CASES]

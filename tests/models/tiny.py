@@ -28,28 +28,27 @@ TINY = {
 }
 
 # Options of the models that take a path of their own, by name.
+PLUS = {"mixer": "tssa_plus", "mixer_options": {"block_size": 2}}
 LANGUAGE_VARIANTS = {
     "plain": {},
-    "blocks": {"block_size": 2, "head_norm": True, "unit_variance": True, "gate": True},
-    "centered": {"centered": True, "count_scaled": True},
-    "forgetting": {"forget": True, "position": "none"},
-    "forgetting by token": {"forget": "head", "count_scaled": True, "position": "none"},
-    "forgetting by channel": {"forget": "channel", "centered": True, "block_size": 2, "position": "none"},
+    "gated": {**PLUS, "position": "none"},
+    "gated features": {"mixer": "tssa_plus", "mixer_options": {"block_size": 1}},
     "convolutions": {"conv_width": 4, "conv_at": "both", "position": "sinusoidal"},
-    "checkpointing": {"gradient_checkpointing": True, "dropout": 0.1, "after_last_position": "repeat"},
+    "checkpointing": {"gradient_checkpointing": True, "dropout": 0.1},
     "own head": {"tie_head": False, "bias": True, "layer_scale": None},
 }
 VISION_VARIANTS = {
-    "blocks": {"block_size": 2, "centered": True, "head_norm": True, "unit_variance": True, "gate": True},
-    "convolutions": {"conv_width": 3, "count_scaled": True, "normalize": False},
+    "blocks": PLUS,
+    "convolutions": {"conv_width": 3, "normalize": False},
     "ista": {"feed_forward": "ista", "drop_path": 0.1, "drop_path_rule": "linear", "global_pool": "avg"},
 }
 
 
 def tiny_options(name):
     """Options that make a registered model small, with as many features in a block as fit into its heads."""
-    small, blocks = TINY[model_spec(name).options], model_spec(name).defaults.get("block_size", 1)
-    return {**small, "block_size": 2} if blocks > 1 else small
+    spec = model_spec(name)
+    blocks = {"mixer_options": PLUS["mixer_options"]} if spec.defaults.get("mixer") == "tssa_plus" else {}
+    return {**TINY[spec.options], **blocks}
 
 
 def make_tiny(name, **overrides):

@@ -16,7 +16,6 @@ from tost.nn import (
     CausalConvolution,
     CausalSoftmaxAttention,
     CrossCovarianceAttention,
-    Extensions,
     GridConvolution,
     SequenceConvolution,
     SoftmaxAttention,
@@ -74,10 +73,9 @@ def test_convolutions_in_front_of_the_block_and_of_both_branches(norm):
     assert_close("y", block(x, None, GRID), naive(block, x), 1e-14)
 
 
-PLUS = {"extensions": Extensions(gate=True, head_norm=True, block_size=2)}
-
-
-@pytest.mark.parametrize(("mixer", "options"), [*((mixer, {}) for mixer in MIXERS), (tost.TSSAttention, PLUS)])
+@pytest.mark.parametrize(
+    ("mixer", "options"), [*((mixer, {}) for mixer in MIXERS), (tost.BlockTSSAttention, {"block_size": 2})]
+)
 def test_values_of_neighbours_are_added_to_what_the_mixer_gives(mixer, options):
     module, x = perturb(mixer(C, H, value_conv=GridConvolution(C), **options)), tokens().requires_grad_()
     mask = torch.ones(B, N, dtype=torch.bool)

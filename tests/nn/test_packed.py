@@ -13,7 +13,6 @@ from tost.nn import (
     Block,
     CausalBlock,
     CausalConvolution,
-    Extensions,
     GridConvolution,
     PaperForm,
     SoftmaxAttention,
@@ -23,7 +22,7 @@ from tost.testing import assert_close
 C, H = 12, 3
 lengths_of_sequences = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 examples = settings(max_examples=8, deadline=None)
-CONTINUED = ["causal", "head", "channel", "conv", "block", "softmax", "recurrent"]
+CONTINUED = ["causal", "gated", "conv", "block", "softmax", "recurrent"]
 
 
 def pack(lengths):
@@ -40,23 +39,16 @@ def by_sequence(x, lengths):
     return [None] * len(lengths) if x is None else x.split(lengths, dim=1)
 
 
-def extensions(**options):
-    return Extensions(count_scaled=True, block_size=2, gate=True, **options)
-
-
 def make(kind):
     if kind == "tssa":
-        module = tost.TSSAttention(C, H, extensions=extensions(), paper=PaperForm(step_size=0.1))
+        module = tost.TSSAttention(C, H, paper=PaperForm(step_size=0.1))
     elif kind == "causal":
-        given = {"extensions": extensions(forget=True, after_last_position="repeat"), "paper": PaperForm(step_size=0.1)}
-        module = tost.CausalTSSAttention(C, H, 6, **given)
+        module = tost.CausalTSSAttention(C, H, 9, paper=PaperForm(step_size=0.1))
         nn.init.normal_(module.position_bias)
-    elif kind == "centered":  # in blocks: without its mean nothing but rounding is left of a token that is alone
-        attention = tost.TSSAttention(C, H, extensions=extensions(centered=True, head_norm=True))
-        module = Block(attention, MLP(C, 2 * C), C)
-    elif kind in ("head", "channel"):
-        given = extensions(centered=True, head_norm=True, forget=kind)
-        module = CausalBlock(tost.CausalTSSAttention(C, H, 12, position_bias=None, extensions=given), MLP(C, 2 * C), C)
+    elif kind == "blocks":
+        module = Block(tost.BlockTSSAttention(C, H, block_size=2), MLP(C, 2 * C), C)
+    elif kind == "gated":
+        module = CausalBlock(tost.GatedTSSAttention(C, H, block_size=2), MLP(C, 2 * C), C)
     elif kind == "conv":
         module = CausalConvolution(C, width=4)
     elif kind == "block":
@@ -70,7 +62,7 @@ def make(kind):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kind", ["tssa", "centered", *CONTINUED])
+@pytest.mark.parametrize("kind", ["tssa", "blocks", *CONTINUED])
 @examples
 @given(lengths=lengths_of_sequences, seed=st.integers(0, 2**31))
 def test_a_packed_batch_is_each_sequence_alone(kind, masked, lengths, seed):

@@ -1,4 +1,4 @@
-"""Blocks and options on sequences that two processes share: what works as in one process, and what is refused."""
+"""Blocks on sequences that two processes share: what works as in one process, and what is refused."""
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from tost.nn import (
     MLP,
     Block,
     CrossCovarianceAttention,
-    Extensions,
     GridConvolution,
     SequenceConvolution,
     SoftmaxAttention,
@@ -22,15 +21,15 @@ from tost.testing import assert_close
 B, N, C, H = 32, 6, 8, 2
 
 
-def extended_block(**options):
+def plus_block(**options):
     torch.manual_seed(0)
-    attention = tost.TSSAttention(C, H, extensions=Extensions(gate=True, count_scaled=True))
+    attention = tost.BlockTSSAttention(C, H, block_size=2)
     return Block(attention, MLP(C, C), C, layer_scale=0.5, **options), torch.randn(B, N, C)
 
 
-def extended_causal_attention():
+def gated_attention():
     torch.manual_seed(1)
-    return tost.CausalTSSAttention(C, H, N, extensions=Extensions(gate=True, count_scaled=True)).eval()
+    return tost.GatedTSSAttention(C, H, block_size=2).eval()
 
 
 def refusals():
@@ -48,12 +47,12 @@ def refusals():
 def run():
     found = {}
     with ContextParallel() as context:
-        block, x = extended_block(drop_path=0.5)
+        block, x = plus_block(drop_path=0.5)
         torch.manual_seed(10 + context.rank)  # each rank draws from its own generator
         piece = context.split(x)
         found["kept"] = block(piece) - piece
         found["evaluated"] = block.eval()(piece)
-        found["causal"] = extended_causal_attention()(piece)
+        found["causal"] = gated_attention()(piece)
         for name, call in refusals().items():
             try:
                 call()
@@ -74,10 +73,10 @@ def test_ranks_drop_the_branches_of_the_same_sequences(ranks):
     assert 0 < untouched[0].sum() < B / 2
 
 
-def test_extended_attention_equals_one_process(ranks):
-    block, x = extended_block()
+def test_attention_equals_one_process(ranks):
+    block, x = plus_block()
     assert_close("y", torch.cat([rank["evaluated"] for rank in ranks], dim=1), block.eval()(x), 1e-6)
-    assert_close("causal y", torch.cat([rank["causal"] for rank in ranks], dim=1), extended_causal_attention()(x), 1e-6)
+    assert_close("causal y", torch.cat([rank["causal"] for rank in ranks], dim=1), gated_attention()(x), 1e-6)
 
 
 @pytest.mark.parametrize("name", ["softmax", "xca", "mssa", "conv", "line"])

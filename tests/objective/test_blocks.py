@@ -123,15 +123,3 @@ def test_centered_moments_are_covariances():
     assert_close("rate", objective.compression_rate(z, pi, 0.7, centered=True), expected, 1e-10)
     moved = objective.compression_rate(z + randn(5, 5), pi, 0.7, centered=True)
     assert_close("moved", moved, expected, 1e-10)
-
-
-@pytest.mark.parametrize("g", [1, 2])
-def test_the_centered_operator_is_a_step_of_the_centered_rate(g):
-    n, d, K = 9, 6, 3
-    z, _, u = problem(n, d, K=K, p=4)
-    w = torch.einsum("nd,kdp->nkp", z, u).unsqueeze(0)
-    t = torch.ones(K, dtype=torch.float64)
-    pi = tost.membership(w, t)[0]
-    y = tost.tssa(w, t, block_size=g, centered=True)[0]
-    step = objective.tssa_step(z, pi, u, d**0.5, n, block_size=g, centered=True)
-    assert_close("step", torch.einsum("nkp,kdp->nd", y, u), step, 1e-7)

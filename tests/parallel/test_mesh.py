@@ -6,11 +6,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.parallel.networks import B, V, gradients_of, make_inputs, make_network
 from tests.parallel.ranks import run_ranks
+from tost.errors import ConfigError
+from tost.models import create_model
 from tost.parallel import ContextParallel, make_mesh
 from tost.testing import assert_close
 
@@ -50,6 +52,26 @@ def gradients(wrap: str) -> tuple[tuple[int, int], Tensor]:
 
 def both() -> list[tuple[tuple[int, int], Tensor]]:
     return [gradients("ddp"), gradients("fsdp")]
+
+
+def sharded_losses() -> tuple[str, bool]:
+    """The error about `loss` beside forward, and whether both give one loss once it is registered."""
+    model = fully_shard(create_model("tost_lm_base", embed_dim=8, depth=1, num_heads=2, vocab_size=V))
+    ids = batch()[0]
+    try:
+        model.loss(ids, ids)
+    except ConfigError as error:
+        message = str(error)
+    register_fsdp_forward_method(model, "loss")
+    loss = model.loss(ids, ids, reduction="sum")
+    loss.backward()
+    return message, torch.equal(loss, model(ids, targets=ids))
+
+
+def test_loss_of_a_sharded_model_is_refused_or_right(tmp_path):
+    for message, is_equal in run_ranks(2, tmp_path, sharded_losses):
+        assert "register_fsdp_forward_method" in message
+        assert is_equal
 
 
 def test_data_and_context_parallel_together_equal_one_process(tmp_path):

@@ -9,7 +9,14 @@ from tost.recipes import get_task, load_config
 from tost.train.loop import fit
 
 TINY = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "model.position=learned", "data.options.length=16")
-STEPS = ("train.steps=2", "train.batch_size=4", "schedule.warmup_steps=1", "evaluate.every=2", "evaluate.batch_size=4")
+STEPS = (
+    "train.steps=2",
+    "train.batch_size=4",
+    "train.precision=fp32",
+    "schedule.warmup_steps=1",
+    "evaluate.every=2",
+    "evaluate.batch_size=4",
+)
 VERSE = "the rose is red the violet blue and sugar is as sweet as you\n"
 
 

@@ -94,9 +94,7 @@ def test_shakespeare_is_the_setting_of_nanogpt():
 @pytest.mark.parametrize("name", ["small/shakespeare", "small/shakespeare_256", "small/wikitext2", "owt/tost_base"])
 def test_language_recipes_take_two_steps(name, tmp_path):
     data = write_text(tmp_path)
-    config = load_config(
-        name, [f"data.path={data}", "data.options.vocab_size=null", *TINY, *STEPS, "train.precision=fp32"]
-    )
+    config = load_config(name, [f"data.path={data}", "data.options.vocab_size=null", *TINY, *STEPS])
     result = fit(config, get_task(config.recipe), tmp_path / "run")
     assert (result.status, result.step) == ("finished", 2)
     assert result.metrics["perplexity"] == pytest.approx(math.exp(result.metrics["loss"]))

@@ -1,5 +1,8 @@
 """Folders that an older version wrote for transformers load, and the models compute what they computed then."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,6 +13,7 @@ import tost.integrations.transformers  # noqa: F401  comes before transformers
 from transformers import AutoModel, AutoModelForCausalLM
 
 from tests.regression.make_transformers import HERE, MODELS, example
+from tost.errors import ConfigError
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -25,3 +29,13 @@ def test_old_folders_load_and_give_the_same_logits(kind, tmp_path):
     # The names of the weights are still the same.
     model.save_pretrained(tmp_path)
     assert set(load_file(tmp_path / "model.safetensors")) == set(load_file(HERE / kind / "model.safetensors"))
+
+
+@pytest.mark.parametrize("option", ["forget", "gate", "count_scaled"])
+def test_a_folder_of_a_form_that_was_removed_is_refused_with_the_last_revision_that_reads_it(option, tmp_path):
+    folder = shutil.copytree(HERE / "tied", tmp_path / "tied")
+    content = json.loads((folder / "config.json").read_text())
+    assert content[option] is False
+    (folder / "config.json").write_text(json.dumps(content | {option: True}))
+    with pytest.raises(ConfigError, match=rf"{option}=True: this option was removed after revision 1ae0fcd"):
+        AutoModelForCausalLM.from_pretrained(folder)

@@ -22,12 +22,16 @@ def test_old_weights_load_and_give_the_same_outputs(kind):
     assert torch.allclose(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_option_that_was_removed_is_refused_by_name_where_it_is_used(tmp_path):
+@pytest.mark.parametrize(
+    "used", [{"forget": True}, {"gate": True, "block_size": 2}, {"after_last_position": "repeat"}, {"centered": True}]
+)
+def test_options_that_were_removed_are_refused_by_name_where_they_are_used(tmp_path, used):
     description = json.loads((HERE / "language" / "model.json").read_text())
-    assert description["options"]["window_every"] == 0
-    description["options"]["window_every"] = 2
+    assert used.keys() < description["options"].keys(), "the file has it at its default, and loads"
+    description["options"] |= used
     copy = shutil.copytree(HERE / "language", tmp_path / "copy")
     (copy / "model.json").write_text(json.dumps(description))
     write_manifest(copy)
-    with pytest.raises(CheckpointError, match=r"window_every=2: this option was removed after revision be43f5d"):
+    name, value = sorted(used.items())[0]
+    with pytest.raises(CheckpointError, match=rf"{name}={value}.*removed after revision 1ae0fcd of tost; use that"):
         tost.load_model(copy)

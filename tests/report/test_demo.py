@@ -27,9 +27,9 @@ def demo():
     return module
 
 
-@pytest.mark.parametrize("tiny", [False, True])
-def test_stages_train_what_they_say(demo, tmp_path, tiny):
-    stages = demo.stages(tmp_path, tiny=tiny)
+@pytest.mark.parametrize("length", [{}, {"long": True}, {"tiny": True}])
+def test_stages_train_what_they_say(demo, tmp_path, length):
+    stages = demo.stages(tmp_path, **length)
     trainings = [stage for stage in stages if stage.command[0] == "train"]
     configs = [load_config(s.command[1], [word for word in s.command[2:] if "=" in word]) for s in trainings]
     assert [config.model.name for config in configs] == ["tost_mini", "softmax_mini", "vit_mini", "tost_lm_base_plus"]
@@ -41,7 +41,7 @@ def test_stages_train_what_they_say(demo, tmp_path, tiny):
 
 
 def test_the_makefile_runs_it():
-    assert "scripts/demo.py --out demo" in (ROOT / "Makefile").read_text()
+    assert "scripts/demo.py --out demo$(if $(LONG),-long --long)" in (ROOT / "Makefile").read_text()
 
 
 def test_only_finished_runs_are_kept(demo, tmp_path):
@@ -71,7 +71,7 @@ def test_demo_is_interrupted_goes_on_and_works_twice(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.splitlines()[-1] == "demo/report.html"
-        assert len(re.findall(r"^=== \[\d/8\]", done.stdout, flags=re.MULTILINE)) == 8
+        assert len(re.findall(r"^=== \[\d/9\]", done.stdout, flags=re.MULTILINE)) == 9
     assert done.stdout.count("already finished") == 4
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert complaints(page) == []

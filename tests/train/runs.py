@@ -19,6 +19,7 @@ TINY = (
     "model.dropout=0.1",
     "train.steps=12",
     "train.batch_size=8",
+    "train.precision=fp32",
     "checkpoint.every=4",
     "evaluate.every=6",
     "evaluate.batches=3",

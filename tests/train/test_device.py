@@ -95,3 +95,14 @@ def test_backends_are_those_of_the_device(device):
         ready = [name for name, status in backends_on(device, op).items() if status == "ready"]
         assert f"{op} by {ready[0]}" in text
     assert device == "cpu" or "native" not in text
+
+
+def test_freed_memory_is_returned_when_it_has_grown(monkeypatch):
+    config, trimmed = load_config("demo/digits", []), []
+    processes = Distributed(SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu")), config)
+    gigabytes = iter([1.0, 1.0, 1.5, 2.5, 1.25])  # two of them after a call of the C library
+    monkeypatch.setattr(processes, "memory_bytes", lambda: int(next(gigabytes) * 2**30))
+    monkeypatch.setattr(distributed, "_TRIM", trimmed.append)
+    for calls in (1, 1, 2):
+        processes.trim_memory()
+        assert len(trimmed) == calls

@@ -16,7 +16,7 @@ from tests.train.runs import TINY, Recorder, assert_same_run, command, records, 
 from tost._progress import Pace
 from tost.errors import CheckpointError, ConfigError, StorageError, TrainingError
 from tost.recipes import get_task, load_config
-from tost.train import loop
+from tost.train import distributed, loop
 from tost.train.checkpoint import files as checkpoint
 from tost.train.distributed import Distributed
 from tost.train.loop import StopRequest, fit
@@ -131,6 +131,22 @@ def test_micro_batches_do_not_change_the_steps(tmp_path):
     _, whole = run(tmp_path / "1", no_dropout)
     _, parts = run(tmp_path / "4", no_dropout, "train.accumulate=4")
     assert list(parts.losses.values()) == pytest.approx(list(whole.losses.values()), rel=1e-5)
+
+
+@pytest.mark.parametrize("fast", ["fp32", "bf16"])
+def test_auto_precision_is_stored_and_kept_when_the_machine_changes(tmp_path, monkeypatch, fast):
+    def machine(precision):
+        monkeypatch.setattr(distributed, "fast_precision", lambda device: precision)
+
+    machine(fast)
+    run(tmp_path / "given", f"train.precision={fast}")
+    _, first = run(tmp_path / "cut", "train.precision=auto", stop_after=6)
+    assert any(f"on cpu, {fast} (train.precision=auto); " in line for line in first.messages)
+    assert load_config(tmp_path / "cut" / "config.yaml").train.precision == fast
+    machine("bf16" if fast == "fp32" else "fp32")
+    _, second = run(tmp_path / "cut", "train.precision=auto", resume="auto")
+    assert not any(line.startswith("changed from step") for line in second.messages)
+    assert_same_run(tmp_path / "given", tmp_path / "cut")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

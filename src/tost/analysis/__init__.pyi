@@ -1,15 +1,12 @@
 from tost.analysis.class_attention import ClassAttentionMaps as ClassAttentionMaps
 from tost.analysis.class_attention import class_attention_maps as class_attention_maps
-from tost.analysis.heads import Flattening as Flattening
 from tost.analysis.heads import Gains as Gains
 from tost.analysis.heads import HeadUsage as HeadUsage
 from tost.analysis.heads import SubspaceCoherence as SubspaceCoherence
 from tost.analysis.heads import gains_by_layer as gains_by_layer
 from tost.analysis.heads import head_usage as head_usage
-from tost.analysis.heads import membership_flattening as membership_flattening
 from tost.analysis.heads import subspace_coherence as subspace_coherence
 from tost.analysis.maps import MembershipMaps as MembershipMaps
-from tost.analysis.maps import foreground_by_border as foreground_by_border
 from tost.analysis.maps import membership_maps as membership_maps
 from tost.analysis.memory import StateMemory as StateMemory
 from tost.analysis.memory import state_memory as state_memory

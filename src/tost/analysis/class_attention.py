@@ -68,19 +68,16 @@ class ClassAttentionMaps(ImageMaps):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer and head."""
-        values = {"weight_on_itself": self.itself, "entropy": self.entropy, "foreground_area": self.area}
-        rows = grid_rows({"layer": self.layers, "head": range(self.area.shape[1])}, values)
+        values = {"weight_on_itself": self.itself, "entropy": self.entropy}
+        rows = grid_rows({"layer": self.layers, "head": range(self.entropy.shape[1])}, values)
         names = dict(zip(self.layers, self.names, strict=True))
         return [{"layer": row["layer"], "name": names[row["layer"]], **row} for row in rows]
 
     def summary(self) -> dict[str, Any]:
-        """Return how concentrated the maps are, and which head looks most at the foreground."""
-        place, head = divmod(int(self.area.argmax()), self.area.shape[1])
-        best = f"head {head} of layer {self.layers[place]}"
+        """Return how concentrated the maps are."""
         return {
             "images": self.images,
             "entropy of the maps, least and most of a head (1 = uniform)": span(self.entropy),
-            f"foreground agreement: {best}, area under the curve (chance 0.5)": round(self.area.max().item(), 4),
         }
 
     def figure(self) -> Figure:
@@ -94,11 +91,8 @@ class ClassAttentionMaps(ImageMaps):
             "mean of heads": list(mean.numpy()),
         }
         figure = self.draw(pictures, (0.0, 0.9))
-        figure.suptitle(
-            f"Where the class token looks in {self.names[0]}; each map from its least (dark) to its most (light)\n"
-            f"head {self.area[0].argmax()} agrees best with the foreground: {self.area[0].max():.2f} (chance: 0.5)",
-            fontsize=plots.TITLE,
-        )
+        title = f"Where the class token looks in {self.names[0]}; each map from its least (dark) to its most (light)"
+        figure.suptitle(title, fontsize=plots.TITLE)
         return figure
 
 

@@ -4,25 +4,22 @@ Four figures are the paper's: attention layers alone, forward, batch 1. Two are 
 paper's table of relative cost, and one layer alone in both passes. Points that would take too long or too much memory
 are skipped with a prediction.
 
-N tokens of width C in H heads of D = C / H features, batch 1, numbers of 4 bytes. One layer, forward:
+N tokens of width C in H heads of D = C / H features, batch 1. Operations of one layer, forward:
 
 .. code-block:: text
 
-                  matrix products            element by element            numbers moved between the projections
-    tost          4 N C^2                    N (8 C + 7 H)                 4 N C + 2 N H
-    tost, causal  4 N C^2                    N (10 C + 9 H)                2 N C
-    vit-sdpa      8 N C^2 + 4 N^2 C          5 N^2 H                       4 N C
-    vit-textbook  8 N C^2 + 4 N^2 C          5 N^2 H                       6 N C + 4 N^2 H
-    crate         4 N C^2 + 4 N^2 C          5 N^2 H                       2 N C
-    xcit          8 N C^2 + 4 N C D          6 N C + 6 H D^2               10 N C + 4 H D^2
-    gpt2-sdpa     8 N C^2 + 2 N (N+1) C      5/2 N (N+1) H                 4 N C
-    gpt2-textbook 8 N C^2 + 4 N^2 C          6 N^2 H                       6 N C + 6 N^2 H + N^2 / 4
+                  matrix products            element by element
+    tost          4 N C^2                    N (8 C + 7 H)
+    tost, causal  4 N C^2                    N (10 C + 9 H)
+    vit-sdpa      8 N C^2 + 4 N^2 C          5 N^2 H
+    vit-textbook  8 N C^2 + 4 N^2 C          5 N^2 H
+    crate         4 N C^2 + 4 N^2 C          5 N^2 H
+    xcit          8 N C^2 + 4 N C D          6 N C + 6 H D^2
+    gpt2-sdpa     8 N C^2 + 2 N (N+1) C      5/2 N (N+1) H
+    gpt2-textbook 8 N C^2 + 4 N^2 C          6 N^2 H
 
-A multiply-add is two operations, a softmax five per entry. A projection from C to P C moves N C + P N C + P C^2 more
-numbers. Every other stage reads each operand once and writes each result once, where a fused kernel is one stage: a
-lower bound on memory traffic. TSSA reads its tokens three times (sums, moments, output), the causal form once. A
-training step costs three times as much; fused kernels compute the scores once more in the backward pass, which makes
-the part in N^2 3.5 times as much.
+A multiply-add is two operations, a softmax five per entry. A training step costs three times as much; fused kernels
+compute the scores once more in the backward pass, which makes the part in N^2 3.5 times as much.
 """
 
 from __future__ import annotations
@@ -52,18 +49,14 @@ from tost.bench.harness import (
     cell,
     columns,
     free_bytes,
-    interleave,
     keep_freed_memory,
     kept_bytes,
     layer_trial,
     pivot,
     plain,
-    ratios,
     run_in_process,
     short,
     spread,
-    spread_of,
-    warm_up,
     watch_peak,
     with_quartiles,
 )
@@ -96,7 +89,7 @@ FIGURES = ("alone", "tokens", "width", "large", "causal", "base")
 """The paper's figures are tokens, width, large and causal."""
 
 PAPER_TOKENS = 10_000
-"""The paper states factors over ViT for this length, on an H800: ten times faster, almost a hundred times smaller."""
+"""The paper states factors over ViT for this length."""
 
 _PAPER_DEPTH = 12
 _NUMBER = 4  # bytes
@@ -115,7 +108,6 @@ _HELD: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 }
 _START_SECONDS = 30.0  # a process may take this long to load and to build its layers
 _SHORT = 16  # tokens of the pass that comes first, to load what is loaded on first use
-_TIMES_FASTER, _TIMES_SMALLER = 30, 100  # goals for one layer at the paper's length
 _PAPER_RELATIVE = {4096: (0.60, 0.41), 8192: (0.46, 0.24)}  # time and memory of whole base models relative to GPT-2
 # The paper's table of complexities: time and memory of a head, for n tokens of p features.
 _PAPER_COMPLEXITY = {
@@ -173,11 +165,10 @@ class Point:
 
 
 class Cost(NamedTuple):
-    """Operations in matrix products and elsewhere, bytes moved at least, and bytes held at the peak, about."""
+    """Operations in matrix products and elsewhere, and bytes held at the peak, about."""
 
     products: int
     elementwise: int
-    moved: int
     held: int
 
     @property
@@ -189,27 +180,25 @@ class Cost(NamedTuple):
 def layer_cost(point: Point) -> Cost:
     """Count one attention layer of a point, with its projections; see the table above."""
     N, C, H, causal = point.tokens, point.width, point.heads, point.causal
-    D, tokens, pairs, name = C // H, N * C, N * N, point.contender
-    # Operations in products, all others, and numbers moved, between the projections.
-    mixing, elementwise, moves = {
-        "tost": (0, N * tssa_flops(H, D, causal=causal, bias=causal), 2 * tokens if causal else 4 * tokens + 2 * N * H),
-        "vit-sdpa": (4 * pairs * C, 5 * pairs * H, 4 * tokens),
-        "vit-textbook": (4 * pairs * C, 5 * pairs * H, 6 * tokens + 4 * pairs * H),
-        "crate": (4 * pairs * C, 5 * pairs * H, 2 * tokens),
-        "xcit": (4 * tokens * D, 6 * tokens + 6 * C * D, 10 * tokens + 4 * C * D),
-        "gpt2-sdpa": (2 * N * (N + 1) * C, 5 * N * (N + 1) * H // 2, 4 * tokens),
-        "gpt2-textbook": (4 * pairs * C, 6 * pairs * H, 6 * tokens + 6 * pairs * H + pairs // 4),
+    D, pairs, name = C // H, N * N, point.contender
+    # Operations in products, and all others, between the projections.
+    mixing, elementwise = {
+        "tost": (0, N * tssa_flops(H, D, causal=causal, bias=causal)),
+        "vit-sdpa": (4 * pairs * C, 5 * pairs * H),
+        "vit-textbook": (4 * pairs * C, 5 * pairs * H),
+        "crate": (4 * pairs * C, 5 * pairs * H),
+        "xcit": (4 * N * C * D, 6 * N * C + 6 * C * D),
+        "gpt2-sdpa": (2 * N * (N + 1) * C, 5 * N * (N + 1) * H // 2),
+        "gpt2-textbook": (4 * pairs * C, 6 * pairs * H),
     }[name]
     linear = 3 if point.training else 1
     quadratic = 3.5 if point.training and name in _FUSED else linear
     parts = 1 if name in ("tost", "crate") else 3
-    moved = 2 * N * C + (parts + 1) * (N * C + C * C) + moves
     scores, held_tokens = _HELD[name][point.training]
     weights = (parts + 1) * C * C * (2 if point.training else 1)
     return Cost(
         products=linear * 2 * (parts + 1) * N * C * C + round(quadratic * mixing),
         elementwise=linear * elementwise,
-        moved=_NUMBER * linear * moved,
         held=_NUMBER * (scores * H * N * N + held_tokens * N * C + weights),
     )
 
@@ -219,13 +208,11 @@ def point_cost(point: Point) -> Cost:
     N, C, V, L, layer = point.tokens, point.width, point.vocab_size, point.depth, layer_cost(point)
     weights = _NUMBER * (L - 1) * (2 if point.contender in ("tost", "crate") else 4) * C * C
     held = layer.held + weights * (2 if point.training else 1)
-    products, moved = L * layer.products, L * layer.moved
+    products = L * layer.products
     if point.figure == "base":
-        mlp_moves = 2 * (N * C + _HIDDEN * N * C + _HIDDEN * C * C)
         products += L * 4 * N * C * _HIDDEN * C + 2 * C * V
-        moved += _NUMBER * (L * mlp_moves + C * V)
         held += _NUMBER * (L * 2 * _HIDDEN * C * C + C * V + (2 * _HIDDEN + 1) * N * C)
-    return Cost(products=products, elementwise=L * layer.elementwise, moved=moved, held=held)
+    return Cost(products=products, elementwise=L * layer.elementwise, held=held)
 
 
 class TextbookAttention(nn.Module):
@@ -323,17 +310,6 @@ def _definition(name: str, layer: Any, x: Tensor) -> Tensor:
     return y
 
 
-class Roofline(NamedTuple):
-    """The best of this machine: operations per second in a matrix product, bytes per second in a copy, in float32."""
-
-    flops_per_second: float
-    bytes_per_second: float
-
-    def bound(self, cost: Cost) -> float:
-        """Return the least seconds; short sequences may come below, because a cache still holds their data."""
-        return max(cost.flops / self.flops_per_second, cost.moved / self.bytes_per_second)
-
-
 @dataclass(frozen=True)
 class Job:
     """A point, and for how long and where to measure it."""
@@ -391,22 +367,9 @@ def measure_point(job: Job) -> Usage:
     return Usage(seconds, peak[0], kept, sum(parameter.nbytes for parameter in layers.parameters()))
 
 
-def measure_roofline(device: str) -> Roofline:
-    """Measure the machine: the best of several matrix products, and of several copies that fit into no cache."""
-    size = 8192 if device == "cuda" else 2048  # a GPU needs larger matrices
-    left, right, result = (torch.randn(size, size, device=device) for _ in range(3))
-    source, target = (torch.ones(64 << 20, device=device) for _ in range(2))
-
-    def best(call: Callable[[], object]) -> float:
-        return min(Trial(call, device=device).seconds() for _ in range(12))
-
-    product, copy = best(lambda: torch.mm(left, right, out=result)), best(lambda: target.copy_(source))
-    return Roofline(2 * size**3 / product, 2 * source.nbytes / copy)
-
-
 @dataclass
 class Attention(Benchmark):
-    """Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory and roofline.
+    """Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory.
 
     Attributes:
         figure: Figures to measure.
@@ -423,8 +386,7 @@ class Attention(Benchmark):
     introduction: ClassVar[str] = (
         "Batch 1, float32, one process per row. Peak memory is the growth of a fresh process during its first pass, "
         "without weights and input. Times are medians with quartiles in brackets; a slow pass is timed once. Skipped "
-        "rows have a prediction, from their operations and the rate of the point before. The roofline is "
-        "max(operations / best rate of a matrix product, bytes / bandwidth of a copy), measured in this run."
+        "rows have a prediction, from their operations and the rate of the point before."
     )
     draws: ClassVar[bool] = True
     selects: ClassVar[tuple[str, ...]] = ("figure",)
@@ -437,12 +399,11 @@ class Attention(Benchmark):
     quick: bool = False
     pass_seconds: float = field(init=False, default=2.0)
     most_repeats: int = field(init=False, default=50)
-    rounds: int = field(init=False, default=5)
 
     def __post_init__(self) -> None:
         self.device = choose_device(self.device).type
         if self.quick:
-            self.pass_seconds, self.most_repeats, self.rounds = 0.1, 5, 3
+            self.pass_seconds, self.most_repeats = 0.1, 5
 
     @property
     def points(self) -> list[Point]:
@@ -463,8 +424,8 @@ class Attention(Benchmark):
 
     @property
     def steps(self) -> int:
-        """The machine, the points, and a pair per pass of the figure `alone`."""
-        return 1 + len(self.points) + 2 * ("alone" in self.figure)
+        """One per point."""
+        return len(self.points)
 
     def about(self) -> dict[str, Any]:
         """Return the options and the meaning of the contenders' names."""
@@ -477,26 +438,16 @@ class Attention(Benchmark):
         return gate
 
     def measure(self, results: dict[str, Any], watch: Callable[[str], None]) -> Iterator[str]:
-        """Measure the machine, the pairs, and one point after the other."""
+        """Measure one point after the other."""
         started = time.perf_counter()
-        watch("measuring the machine")
-        roofline = run_in_process(measure_roofline, self.device, label="measuring the machine", timeout=120.0)
-        results |= {"roofline": roofline._asdict(), "pairs": []}
-        yield f"{roofline.flops_per_second / 1e9:.0f} GFLOP/s, {roofline.bytes_per_second / 1e9:.1f} GB/s"
-        if "alone" in self.figure:
-            for training in (False, True):
-                watch(f"tost and vit-sdpa in turns{', training step' * training}")
-                results["pairs"].append(pair := self.measure_pair(training))
-                yield f"softmax attention takes {pair['ratio']['median']:.2f} times as long"
         limit_bytes = self.limit_bytes or free_bytes(self.device) * 3 // 4
         rates: dict[tuple[str, str, bool], float] = {}
         for point in self.points:
             watch(point.label)
             cost, series = point_cost(point), (point.figure, point.contender, point.training)
-            row: Row = {**plain(point), "flops": cost.flops, "product_flops": cost.products, "bytes_moved": cost.moved}
-            row |= {"roofline_seconds": roofline.bound(cost), "seconds": None, "peak_bytes": None, "note": ""}
-            # A contender continues at the rate of its last point; the first of a line has the machine's peaks.
-            expected = cost.flops / rates[series] if series in rates else row["roofline_seconds"]
+            row: Row = {**plain(point), "flops": cost.flops, "seconds": None, "peak_bytes": None}
+            # A contender continues at the rate of its last point.
+            expected = cost.flops / rates[series] if series in rates else 0.0
             elapsed = time.perf_counter() - started
             row["note"] = self._skipped(cost, expected, limit_bytes, elapsed)
             if not row["note"]:
@@ -507,7 +458,6 @@ class Attention(Benchmark):
                     usage = run_in_process(measure_point, job, label=point.label, **options)
                     seconds = spread(usage.seconds)
                     row |= plain(usage) | {"seconds": plain(seconds)}
-                    row["times_roofline"] = seconds.median / row["roofline_seconds"]
                     rates[series] = cost.flops / seconds.median
                 except TostError as error:
                     reason = str(error).removeprefix(f"{point.label}: ")
@@ -526,48 +476,12 @@ class Attention(Benchmark):
             return f"no time left, predicted {_seconds(expected)}"
         return ""
 
-    def measure_pair(self, training: bool) -> Row:
-        """Time one layer of ToST and of softmax attention in turns, at the paper's length or the longest one."""
-        lengths, widths, heads = (_QUICK if self.quick else _STANDARD)["alone"]
-        tokens = PAPER_TOKENS if PAPER_TOKENS in lengths else max(lengths)
-        trials = {}
-        for name in CONTENDERS[:2]:
-            point = Point("alone", name, tokens, widths[-1], heads, depth=1, training=training)
-            trials[name] = build_trial(point, self.device)[2]
-            warm_up(trials[name], runs=1)
-        # The short one runs more often: the time of a single short run varies a lot.
-        rounds = interleave(trials, {"tost": 5 * self.rounds, "vit-sdpa": self.rounds})
-        seconds = {name: plain(spread_of(rounds, name)) for name in trials}
-        ratio = plain(spread(ratios(rounds, "vit-sdpa", "tost")))
-        return {"tokens": tokens, "training": training, "seconds": seconds, "ratio": ratio}
-
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
         """Return one table per figure and pass, growth, and whole models relative to GPT-2."""
         rows = results["rows"]
         built = [_figure_table(line) for line in _figures(rows).values()]
         built += [_growth_table(rows), _relative_table([row for row in rows if row["figure"] == "base"])]
         return [table for table in built if table.rows]
-
-    def findings(self, results: Mapping[str, Any]) -> list[str]:
-        """Return by how much ToST is ahead at the paper's length, and whether the goals are reached."""
-        sentences = []
-        for pair in results.get("pairs", []):
-            ratio = pair["ratio"]
-            sentences.append(
-                f"One layer, {pair['tokens']:,} tokens, {_pass(pair['training'])}: softmax attention on the fused "
-                f"kernel takes {ratio['median']:.1f} ({ratio['lower']:.1f}-{ratio['upper']:.1f}) times as long as ToST"
-                + _goal(ratio["median"], _TIMES_FASTER, pair["tokens"])
-            )
-        for (figure, training), rows in _figures(results["rows"]).items():
-            found = {row["contender"]: row for row in rows if row["tokens"] == PAPER_TOKENS}
-            ours, theirs = found.get("tost"), found.get("vit-textbook")
-            if figure == "alone" and ours and theirs and ours["peak_bytes"] and theirs["peak_bytes"]:
-                ratio = theirs["peak_bytes"] / ours["peak_bytes"]
-                sentences.append(
-                    f"One layer, {PAPER_TOKENS:,} tokens, {_pass(training)}: the textbook's attention takes "
-                    f"{ratio:.0f} times the peak memory of ToST{_goal(ratio, _TIMES_SMALLER, PAPER_TOKENS)}"
-                )
-        return sentences
 
     def pictures(self, report: Report) -> dict[str, bytes]:
         """Draw each figure: time on the left, peak memory on the right, a line of panels per pass."""
@@ -646,8 +560,6 @@ def _figure_table(rows: Sequence[Row]) -> Table:
         ("peak MB", lambda row: cell(row["peak_bytes"], ",.1f", 1e-6)),
         ("/ tost", lambda row: _quotient(row, ours.get(_position(row)), _peak)),
         ("GFLOP", lambda row: short(row["flops"] / 1e9)),
-        ("GB moved", lambda row: short(row["bytes_moved"] / 1e9)),
-        ("ms / roofline", lambda row: cell(row.get("times_roofline"), ".2f")),
     ]
     if rows[0]["training"]:
         cells.append(("MB kept for backward", lambda row: cell(row.get("kept_bytes"), ",.1f", 1e-6)))
@@ -703,12 +615,6 @@ def _quotient(row: Row | None, base: Row | None, value: Callable[[Row], float | 
         return MISSING
     ratio = above / below
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
-
-
-def _goal(ratio: float, goal: int, tokens: int) -> str:
-    if tokens != PAPER_TOKENS:
-        return "."
-    return f"; the goal of at least {goal} is {'reached' if ratio >= goal else 'NOT reached'}."
 
 
 def _picture(rows: Sequence[Row], machine: str) -> bytes:

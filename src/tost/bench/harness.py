@@ -473,10 +473,6 @@ class Benchmark(ABC):
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
         """Return the tables for a terminal and the page."""
 
-    def findings(self, results: Mapping[str, Any]) -> list[str]:
-        """Return sentences about the numbers."""
-        return []
-
     def pictures(self, report: Report) -> dict[str, bytes]:
         """Return image files, by the rest of their names after the stem."""
         return {}
@@ -559,12 +555,11 @@ class Report:
         }
 
     def page(self, pictures: Iterable[str] = ()) -> str:
-        """Return the Markdown page: findings, pictures, tables."""
+        """Return the Markdown page: pictures and tables."""
         load = self.environment["load"]
         busy = "" if load is None else f" (load average {load:g} at the start)"
         made = f"Made by `{self.command}` on {self.environment['measured'][:10]}{busy}."
         blocks = [f"# {self.benchmark.heading}", self.headline, made, self.benchmark.introduction]
-        blocks.append("\n".join(f"- {sentence}" for sentence in self.benchmark.findings(self.results)))
         blocks += [f"![{self.benchmark.heading}]({self.stem}{ending})" for ending in pictures]
         for table in self.benchmark.tables(self.results):
             blocks += [f"## {table.title}", table.markdown(), "\n".join(f"- {note}" for note in table.notes)]

@@ -83,7 +83,6 @@ _CHECKED = ((1, 1, 1, 1), (2, 63, 3, 5), (1, 257, 8, 64), (2, 130, 12, 64))
 # Softmax attention is first run at this length; the square of the factor to the real one is its estimate.
 _PROBE_TOKENS = 2048
 _SKIP_SECONDS = 20.0
-_GROWTH_FROM_TOKENS = 4096
 _STYLES = {
     "tost": Style("tost", "#D55E00", "o"),
     "tost-torch": Style("tost, plain PyTorch", "#E69F00", "s"),
@@ -199,7 +198,6 @@ class Ops(Benchmark):
             watch(case.label)
             rows = self._measure_case(case)
             results["rows"] += rows
-            results["growth"] = growth(results["rows"])
             shown = [f"{row['contender']} {row['ratio_to_limit_median']:.2f}" for row in rows[1:] if row["repeats"]]
             yield f"times the limit: {', '.join(shown)}"
 
@@ -257,21 +255,12 @@ class Ops(Benchmark):
         return rows
 
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
-        """Return ratios, growth, memory of operators and layers, and times. Empty tables are left out."""
+        """Return ratios, memory of operators and layers, and times. Empty tables are left out."""
         rows = results["rows"]
         notes = [f"{row['op']} {row['tokens']}, {row['contender']}: {row['note']}" for row in rows if row["note"]]
         memory = [row for row in rows if row.get("kept_bytes") is not None]
-        grown = [
-            (
-                (row["op"], row["mode"], f"{row['from_tokens']} to {row['to_tokens']}"),
-                row["contender"],
-                _ratio(row["factor"]),
-            )
-            for row in results.get("growth", [])
-        ]
         built = [
             _by_case("Time relative to the limit", rows, _relative, notes),
-            pivot("Growth of the time per token (1 is linear cost)", ["op", "pass", "tokens"], grown),
             _by_case("Megabytes kept for backward", memory, lambda row: cell(row["kept_bytes"], ".1f", 1e-6)),
             _by_case("Milliseconds of one run", rows, lambda row: _milliseconds(row.get("seconds_median"))),
         ]
@@ -305,26 +294,6 @@ class Ops(Benchmark):
             panels.append(Panel(title=title, lines=lines, sizes=sizes, level="the two projections alone", unit="x"))
         below = ["tokens", f"{report.machine} | medians and quartiles"]
         return {".svg": draw(panels, below=below, beside="time relative to the layer's two projections")}
-
-
-def growth(rows: Sequence[Row]) -> list[Row]:
-    """Compare the time per token of single sequences at the longest length with that at 4,096 tokens.
-
-    The shortest length measured stands in for 4,096 where that is missing.
-    """
-    groups: dict[tuple[Any, ...], dict[int, float]] = {}
-    for row in rows:
-        if row["batch"] == 1 and row["repeats"]:
-            key = tuple(row[name] for name in ("op", "mode", "contender", "width", "heads", "dtype"))
-            groups.setdefault(key, {})[row["tokens"]] = row["seconds_median"] / row["tokens"]
-    found = []
-    for (op, mode, contender, *_), per_token in groups.items():
-        start = _GROWTH_FROM_TOKENS if _GROWTH_FROM_TOKENS in per_token else min(per_token)
-        end = max(per_token)
-        if start < end:
-            ends = {"from_tokens": start, "to_tokens": end, "factor": per_token[end] / per_token[start]}
-            found.append({"op": op, "mode": mode, "contender": contender, **ends})
-    return found
 
 
 def paper_tssa(w: Tensor, temperature: Tensor) -> Tensor:

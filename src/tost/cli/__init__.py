@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import tost
+from tost._env import NUM_THREADS
 from tost._lazy import load, naming_extras
 from tost._machine import is_out_of_memory, limit_threads
 from tost.cli import _console
@@ -33,6 +34,7 @@ COMMANDS = {
     "report": ("tost.cli._look:report", "Write one HTML page about runs."),
     "explore": ("tost.cli._look:explore", "Look inside models in the browser, on this machine only."),
     "compare": ("tost.cli._look:compare", "Show runs side by side, with the settings that differ."),
+    "export": ("tost.cli._export:export", "Write a model for ONNX Runtime or OpenVINO, with a runner."),
     "convert": ("tost.cli._convert:convert", "Convert weights between the authors' code and this package."),
     "info": ("tost.cli._info:info", "Show what is installed, what can run here and why not."),
     "bench": ("tost.cli._bench:app", "Measure speed and memory, if all results are right."),
@@ -47,11 +49,11 @@ def main() -> NoReturn:
     The exit code is 0 for done, 1 for a failure, 2 for a mistake in the command or its configuration, and 130 for an
     interrupt.
     """
-    limit_threads()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # whatever the locale is
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
+        limit_threads(NUM_THREADS.get())
         with naming_extras():
             typer.Typer(
                 cls=_Commands,

@@ -100,7 +100,7 @@ def attention(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory and roofline."""
+    """Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory."""
     from tost.bench import attention as bench
 
     benchmark = bench.Attention(
@@ -119,33 +119,38 @@ def model(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Registered image models; the first is compared with the others.",
-            show_default="ToST, ViT and XCiT of the small size",
+            help="Registered image and language models; each kind is compared with its first.",
+            show_default="ToST, ViT and XCiT of the small size, ToST and GPT-2 of the base size",
         ),
     ] = None,
     size: Annotated[
         str, typer.Option(metavar="PX:B,...", help="Image sizes with images per batch.")
-    ] = "224:8,512:2,1024:1",
-    mode: Modes = None,
-    repeats: Annotated[int, typer.Option(metavar="N", min=3, help="Timed passes of each model.")] = 11,
+    ] = "224:8,512:1,1024:1",
+    context: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens of a text.")] = "128,1024,8192",
+    path: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Way to run, such as 'torch bf16'; repeat for more.", show_default="all"),
+    ] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=3, help="Timed passes of each.")] = 11,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too, in one process each.")] = True,
     threads: Threads = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Time whole image models against each other, and measure their memory."""
+    """Time whole models in torch, ONNX Runtime and OpenVINO, with memory and roofline."""
     try:
         sizes = {int(px): int(batch) for px, _, batch in (part.partition(":") for part in size.split(","))}
     except ValueError:
         raise ConfigError(
-            f"{size!r} is not a list of sizes with batches; write for example --size 224:8,512:2."
+            f"{size!r} is not a list of sizes with batches; write for example --size 224:8,512:1."
         ) from None
     from tost.bench import model as bench
-    from tost.bench.ops import MODES
 
+    paths = tuple(path or bench.installed())
+    if unknown := [name for name in paths if name not in bench.installed()]:
+        raise ConfigError(f"--path {unknown[0]!r} cannot run here; there are {', '.join(bench.installed())}.")
     names = tuple(models or bench.STANDARD_MODELS)
-    benchmark = bench.Models(models=names, size=sizes, mode=tuple(mode or MODES), repeats=repeats, memory=memory)
-    _run(benchmark, threads, out, json)
+    _run(bench.Models(names, sizes, _numbers(context), paths, repeats, memory), threads, out, json)
 
 
 @app.command()
@@ -216,8 +221,6 @@ def _run(benchmark: Benchmark, threads: int | None, out: Path | None, json: bool
             _console.print_table(table)
             for note in table.notes:
                 _console.log(note)
-        for sentence in benchmark.findings(report.results):
-            _console.show(sentence)
         paths = report.write(out) if out else []
         for path in paths:
             _console.log(f"wrote {path}")

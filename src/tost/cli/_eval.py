@@ -32,7 +32,7 @@ def evaluate(
         Protocol | None,
         typer.Option(
             help="How a language model is measured on the validation text: blocks side by side, sliding windows, the "
-            "authors' random windows, one stream; last words of passages (LAMBADA), or choices (CBT)."
+            "authors' random windows, one stream; or last words of passages (LAMBADA)."
         ),
     ] = None,
     length: Annotated[

@@ -19,6 +19,8 @@ from tost.cli._arguments import Device, Ema, Source, load_source
 from tost.errors import INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tost.generation import TextStream, TokenStream
 
 USUAL_LENGTH = 256
@@ -63,7 +65,9 @@ def generate(
     ema: Ema = False,
     device: Device = "auto",
     dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
-    weights: Annotated[Storage, typer.Option(help="Fewer bits: rounded, and faster.")] = "fp32",
+    weights: Annotated[
+        Storage | None, typer.Option(help="Fewer bits: rounded, and faster. Default: bf16 if trained or stored so.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the text.")] = False,
 ) -> None:
     """Continue a text with a trained language model. Ctrl-C ends it and keeps what is there."""
@@ -75,7 +79,8 @@ def generate(
     import torch
 
     from tost import generation
-    from tost._machine import choose_device
+    from tost._machine import choose_device, read_bandwidth
+    from tost.generation.native import step_bytes
     from tost.train.tokenizer import require_tokenizer
 
     # Mistakes in the options are found before the weights are read.
@@ -86,6 +91,7 @@ def generate(
     model = load_source(source, ema=ema)
     tokenizer = require_tokenizer(model, source)
     model = model.to(place, dtype=None if dtype is None else getattr(torch, dtype))
+    storage = (weights or "fp32") if dtype else _choose_storage(model, source, weights)
     generator = torch.Generator()
     before = None if state is None else generation.load_state(state, model, generator=generator)
     if seed is None and before is None:
@@ -96,18 +102,30 @@ def generate(
     prompt_tokens = 0 if ids is None else ids.shape[1]
     started = perf_counter()
     stream = generation.stream_tokens(
-        model, ids, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator, state=before, weights=weights
+        model, ids, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator, state=before, weights=storage
     )
     reading = perf_counter() - started
     done = _run(stream, max_new_tokens, generation.TextStream(tokenizer.decoder(), stop or []), show=not json)
     if save_state is not None:
         generation.save_state(save_state, stream.continuation, model, generator=generator)
+    share = None  # of what the memory can deliver
+    if place.type == "cpu" and done.tokens and done.seconds > 0:
+        size = step_bytes(model, storage)
+        share = size * done.tokens / done.seconds / read_bandwidth(size)
     if json:
-        numbers = {"tokens": done.tokens, "seconds": done.seconds, "prompt_tokens": prompt_tokens, "seed": seed}
+        numbers = {
+            "weights": storage,
+            "bandwidth_share": share,
+            "tokens": done.tokens,
+            "seconds": done.seconds,
+            "prompt_tokens": prompt_tokens,
+            "seed": seed,
+        }
         _console.show_json({"text": done.text, "ended": done.ended, **numbers, "prompt_seconds": reading})
     elif done.ended != "pipe":
         rate = done.tokens / done.seconds if done.seconds > 0 else 0.0
         parts = [f"{done.tokens} tokens in {done.seconds:.2f} s ({rate:.0f} tokens/s)"]
+        parts += [] if share is None else [f"{storage} weights, {share:.0%} of the memory bandwidth"]
         parts += [f"prompt of {prompt_tokens} tokens in {reading:.2f} s"] if prompt_tokens else []
         parts += [f"state {generation.state_bytes(stream.continuation.state) / 1000:.1f} kB"]
         parts += [f"seed {seed}"] if seed is not None else []
@@ -116,6 +134,26 @@ def generate(
         _console.log("; ".join(parts))
     if done.ended == "interrupt":
         raise typer.Exit(INTERRUPTED)
+
+
+def _choose_storage(model: nn.Module, source: Path, wanted: Storage | None) -> Storage:
+    """Return how matrices are stored: by default ``bf16`` for weights trained or stored so, if the native step runs.
+
+    Weights stored in bf16 become float32 for that step, which loses nothing.
+    """
+    import torch
+
+    from tost.generation.native import native_obstacles
+    from tost.train.checkpoint.model import trained_precision
+
+    stored = all(p.dtype == torch.bfloat16 for p in model.parameters())
+    low = stored or trained_precision(source) == "bf16"
+    if stored:
+        model.float()
+    storage = wanted or ("bf16" if low and not native_obstacles(model) else "fp32")
+    if stored and storage == "fp32":
+        model.bfloat16()
+    return storage
 
 
 def _read_prompt(prompt: str | None, file: Path | None, *, continues: bool) -> str | None:

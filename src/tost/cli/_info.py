@@ -19,6 +19,7 @@ def info(json: Json = False) -> None:
     found = collect()
     versions = {**found["versions"], **{name: text or "not installed" for name, text in found["packages"].items()}}
     machine = {"devices": ", ".join(found["devices"]), "threads": str(found["threads"])}
+    machine |= {"train.precision=auto": found["precision"]}
     backends = [(op, name, status) for op, statuses in found["backends"].items() for name, status in statuses.items()]
     _console.show_table(("package", "version"), list(versions.items()), title="Versions")
     _console.show_table(("machine", ""), list(machine.items()))
@@ -38,7 +39,7 @@ def collect() -> dict[str, Any]:
     import torch
 
     import tost
-    from tost._machine import cpu_model
+    from tost._machine import choose_device, cpu_model, fast_precision
     from tost.ops import native_info, operators
     from tost.ops.triton.tiles import TARGET_NAMES
 
@@ -50,6 +51,7 @@ def collect() -> dict[str, Any]:
         "packages": {name: _package_version(name) for name in _PACKAGES},
         "devices": devices,
         "threads": torch.get_num_threads(),
+        "precision": fast_precision(choose_device("auto")),
         "backends": {op: dict(tost.available_backends(op)) for op in operators()},
         "native": native_info(),
         "triton": {"compiled in tests for": ", ".join(TARGET_NAMES), "run on a GPU by us": "never; experimental"},

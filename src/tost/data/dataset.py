@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +29,9 @@ Batch = dict[str, Tensor]
 """Samples with the batch as their first axis."""
 IGNORED = -100
 """Target without a loss."""
+
+_PIECES, _PIECE_BYTES = 512, 1 << 17  # of files that are read for a fingerprint
+_SAMPLES = 16  # of each split, for data without a fingerprint of its own
 
 
 class Dataset(torch.utils.data.Dataset[Sample]):
@@ -117,7 +123,27 @@ def fingerprint(*parts: Tensor) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
-        digest.update(part.contiguous().numpy().tobytes())
+        part = part.detach().cpu()
+        # NumPy knows no bfloat16.
+        digest.update((part.view(torch.int16) if part.itemsize == 2 else part).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def hash_files(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of pieces of files, in hexadecimal; of all bytes if there are few.
+
+    A few hundred files, evenly spaced, are read. Missing files count as empty.
+    """
+    digest = hashlib.sha256()
+    chosen = files if len(files) <= _PIECES else [files[at * len(files) // _PIECES] for at in range(_PIECES)]
+    pieces = max(1, _PIECES // max(1, len(chosen)))
+    for file in chosen:
+        with suppress(OSError), file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            digest.update(f"{size}\n".encode())
+            for place in range(0, size, max(_PIECE_BYTES, size // pieces)):
+                stream.seek(place)
+                digest.update(stream.read(_PIECE_BYTES))
     return digest.hexdigest()
 
 
@@ -142,10 +168,13 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
     fields = vars(shape) if shape.input is not None else {}
     info = replace(bundle.info, name=options.name, **fields)
     if not info.fingerprint:
-        # Data that has none of its own is identified by its name and options, and by how much there is.
-        counts = [len(bundle.train), len(bundle.validation)]
-        content = json.dumps([options.name, options.model_dump(mode="json")["options"], counts], sort_keys=True)
-        info = replace(info, fingerprint=hashlib.sha256(content.encode()).hexdigest())
+        # Data that has none of its own is identified by its name, options and lengths, and by a few samples.
+        splits = [bundle.train, bundle.validation]
+        content = [options.name, options.model_dump(mode="json")["options"], [len(split) for split in splits]]
+        numbers = [(split, number) for split in splits for number in spread(torch.arange(len(split)), _SAMPLES)]
+        samples = [fingerprint(*split[int(number)].values()) for split, number in numbers]
+        text = json.dumps([content, samples], sort_keys=True)
+        info = replace(info, fingerprint=hashlib.sha256(text.encode()).hexdigest())
     return replace(bundle, info=info)
 
 

@@ -67,7 +67,7 @@ class DataInfo(DataShape):
     Attributes:
         name: Its name in the registry.
         fingerprint: SHA-256 of the content of both splits, in hexadecimal; the same wherever the data is the same.
-            Large sets of files are identified by their listing instead: names and sizes.
+            Large sets of files are identified by their names, their sizes and an evenly spaced part of their content.
         details: Facts for the record of a run, such as the number of source files.
         class_names: Names of the classes, in the order of the labels; empty if they are not known.
     """

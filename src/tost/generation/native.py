@@ -45,6 +45,9 @@ Step = Callable[[Tensor, State | None], tuple[Tensor, State]]
 
 # Rows from which on torch's matrix products are faster than reading each matrix once for all vectors.
 _MANY = 32
+# Bytes that one thread reads in some tenths of a millisecond. Meeting another thread takes a hundred times as long if
+# its processor is busy with something else.
+_ONE_THREAD = 1 << 22
 _MODULES = (
     *(LanguageToST, CausalBlock, CausalTSSAttention, GatedTSSAttention, CausalConvolution, MLP),
     *(LearnedPositions, SinusoidalPositions),
@@ -128,6 +131,15 @@ def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
     return step
 
 
+def step_bytes(model: nn.Module, weights: Weights = "fp32") -> int:
+    """Return the bytes of the matrices that a step reads as they are stored: linear layers and the head."""
+    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    if isinstance(model, LanguageToST) and model.head is None:
+        matrices.append(model.tokens.weight)
+    sizes = {"bf16": 2, "int8": 1}
+    return sum(matrix.numel() * sizes.get(weights, matrix.element_size()) for matrix in matrices)
+
+
 def pack_rows(weight: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
     """Return a matrix ``[R, C]`` as a step stores it.
 
@@ -193,6 +205,7 @@ class NativeStep:
         head = self._tokens if model.head is None else model.head.weight
         self._step.head = self._matrix(head)
         self._size = len(head)
+        self._bytes = step_bytes(model, weights)
 
     def fits(self, tokens: Tensor, state: Any) -> bool:
         """Return whether a state has the shapes and dtypes of this model, for tokens ``[B]``."""
@@ -225,7 +238,8 @@ class NativeStep:
         windows = [[x.new_empty(count, *shape) for shape in shapes] for shapes in self._windows]
         alive = [self._point(*each) for each in zip(range(depth), state.layers, after, windows, strict=True)]
         logits = x.new_empty(count, self._size)
-        step.threads, step.B = library.num_threads(), count
+        step.threads = 1 if self._bytes * count <= _ONE_THREAD else library.num_threads()
+        step.B = count
         step.position, step.place = position.data_ptr(), place.data_ptr()
         step.x, step.logits = x.data_ptr(), logits.data_ptr()
         library.run_step(self._dtype, step)

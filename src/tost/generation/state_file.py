@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tost._io import write_atomic
-from tost.errors import CheckpointError, StorageError
+from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.generation.decode import State, check_causal, context_limit, device_of, evaluating
 from tost.generation.stream import Continuation
 from tost.models.options import saved_options
@@ -132,7 +132,10 @@ def _check_model(path: Path, description: Mapping[str, Any], model: nn.Module) -
     ours, schema = _describe(model), type(check_causal(model).options)
     # An option that the file does not mention came later; what was written before has its default.
     defaults = {key: schema.model_fields[key].default for key in ours if key in schema.model_fields}
-    saved = defaults | saved_options(description["model"], schema)
+    try:
+        saved = defaults | saved_options(description["model"], schema)
+    except ConfigError as error:
+        raise CheckpointError(f"{path} belongs to another model: {error}") from error
     if saved != ours:
         keys = [key for key in sorted({*saved, *ours}) if saved.get(key) != ours.get(key)]
         changes = ", ".join(f"{key} {saved.get(key)} instead of {ours.get(key)}" for key in keys)

@@ -281,8 +281,8 @@ class LanguageToST(TokenModel):
                 f"the state has {len(state.layers)} layers, but this model has {len(self.blocks)}; "
                 "pass the state that this model returned, or None at the start of a sequence."
             )
-        sequences = len(ids) if packing is None else packing.num_sequences
-        if len(state.position) != sequences:
+        sequences = ids.shape[0] if packing is None else packing.num_sequences
+        if state.position.shape[0] != sequences:
             packed = "" if packing is None else f" with {sequences} packed sequences"
             raise ValueError(
                 f"the state holds {state.position.numel()} sequences, but ids have shape {tuple(ids.shape)}{packed}; "
@@ -324,7 +324,16 @@ class LanguageToST(TokenModel):
         if mask is not None:
             ids = ids.where(mask, 0)
         check_ids(ids, self.options.vocab_size)
-        return self.add_positions(self.tokens(ids), start, mask, packing)
+        try:
+            x = self.tokens(ids)
+        except RuntimeError as error:
+            if "DTensor" not in str(error):
+                raise
+            raise ConfigError(
+                "the weights are sharded, and gathered in forward only; call model(ids, targets=targets), or "
+                'torch.distributed.fsdp.register_fsdp_forward_method(model, "loss") before model.loss.'
+            ) from error
+        return self.add_positions(x, start, mask, packing)
 
     def add_positions(
         self, x: Tensor, start: Tensor | None, mask: Tensor | None, packing: Packing | None = None

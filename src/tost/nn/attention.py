@@ -490,7 +490,7 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
         max_length: Longest initial window in tokens: the blocks of a head start with half-lives from 4 tokens to this
             length, at equal ratios. Sequences may be longer.
         block_size: Features in a block, g; divides C / H. 1 has the smallest state, 8 and more recall.
-        in_bias: Biases of the projections of tokens and gates.
+        in_bias: Bias of the projection of gates. One of tokens would have no effect on differences from their mean.
         out_bias: Bias of the output projection.
         out_drop: Dropout on the output.
         backend: Implementation of the operator, see `tost.gated_tssa`.
@@ -531,7 +531,7 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.max_length, self.block_size, self.out_drop, self.backend = max_length, block_size, out_drop, backend
         factory: Factory = {"device": device, "dtype": dtype}
-        self.proj_in = nn.Linear(embed_dim, embed_dim, bias=in_bias, **factory)
+        self.proj_in = nn.Linear(embed_dim, embed_dim, bias=False, **factory)
         self.proj_gate = nn.Linear(embed_dim, embed_dim, bias=in_bias, **factory)
         self.proj_write = nn.Linear(embed_dim, embed_dim // block_size, **factory)
         self.norm_weight = nn.Parameter(torch.ones(embed_dim, **factory))
@@ -561,7 +561,7 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
         """Return the write gates of tokens x [B, N, C], ``[B, N, H, D / g]`` in [0, 1], float32 or better."""
         logit: Tensor = self.proj_write(x)
         blocks = (self.num_heads, self.head_dim // self.block_size)
-        return logit.to(statistics_dtype(x.dtype)).sigmoid().unflatten(-1, blocks)
+        return logit.to(statistics_dtype(x.dtype)).sigmoid().reshape(*x.shape[:2], *blocks)
 
     def forward(
         self,

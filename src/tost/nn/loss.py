@@ -20,6 +20,7 @@ from tost.ops._transforms import gradients, has_values, is_transformed, wants_gr
 
 # Logits in a chunk: 64 MiB in float32, and enough tokens to keep a matrix product busy at any vocabulary in use.
 _CHUNK_NUMEL = 1 << 24
+_ROWS = 1024
 
 
 def linear_cross_entropy(
@@ -116,19 +117,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=wide, device=x.device)
         d_x = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros(weight.shape, dtype=wide, device=x.device) if ctx.needs_input_grad[1] else None
+        # Memory of its own for each piece would have to be mapped again and again, which takes longer than filling it.
+        memory = x.new_empty(min(rows, len(x)), len(weight), dtype=wide)
+        low_memory = memory if precision == wide else torch.empty_like(memory, dtype=precision)
         for begin in range(0, len(x), rows):
             piece = slice(begin, begin + rows)
-            logits = F.linear(low_x[piece], low_weight).to(wide)
+            low_logits, logits = (each[: len(targets[piece])] for each in (low_memory, memory))
+            torch.mm(low_x[piece], low_weight.t(), out=low_logits)
+            if precision != wide:
+                logits.copy_(low_logits)
             total += _entropy_(logits, targets[piece], ignore_index)
-            if d_x is not None or d_weight is not None:
-                residue = _residue_(logits, targets[piece], ignore_index).to(precision)
+            if d_x is None and d_weight is None:
+                continue
+            residue = _residue_(logits, targets[piece], ignore_index)
+            residue = residue if precision == wide else low_logits.copy_(residue)
             if d_x is not None:
                 d_x[piece] = residue @ low_weight
             if d_weight is not None:
-                if d_weight.dtype == residue.dtype:
-                    d_weight.addmm_(residue.t(), low_x[piece])
-                else:
-                    d_weight += residue.t() @ low_x[piece]
+                _add_product_(d_weight, residue.t(), low_x[piece])
         ctx.save_for_backward(d_x, d_weight, x, weight, targets)
         ctx.options = (ignore_index, precision)
         return total
@@ -141,6 +147,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return (*gradients(run, (x, weight), grad), None, None, None, None)
         d_x, d_weight = (None if each is None else _scaled(each, grad) for each in found)
         return d_x, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
+
+
+def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add the matrix product of a and b to a total that may be of higher precision."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+        return
+    rows = len(total) if torch.compiler.is_compiling() or total.device.type != "cpu" else _ROWS
+    for part, addend in zip(torch.split(total, rows), torch.split(a @ b, rows), strict=True):
+        part += addend  # torch widens the addend in memory: in small parts, which stay in the cache
 
 
 def _entropy_(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:

@@ -51,8 +51,8 @@ class RecurrentState(NamedTuple):
     @classmethod
     def empty(cls, x: Tensor, *shape: int) -> RecurrentState:
         """Return the state before the first token of x [B, ...], with a memory of this shape per sequence."""
-        memory = x.new_zeros(len(x), *shape, dtype=statistics_dtype(x.dtype))
-        return cls(memory, torch.zeros(len(x), dtype=torch.int64, device=x.device))
+        memory = x.new_zeros(x.shape[0], *shape, dtype=statistics_dtype(x.dtype))
+        return cls(memory, torch.zeros(x.shape[0], dtype=torch.int64, device=x.device))
 
 
 MixerState: TypeAlias = TSSAState | GatedState | KVState | RecurrentState

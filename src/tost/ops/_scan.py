@@ -34,6 +34,8 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     Returns:
         ``[B, N, C]``.
     """
+    if torch.compiler.is_exporting():
+        return _recurrence_of_any_length(factor, value, start)
     if value.shape[1] == 0:
         return value
     if value.shape[1] == 1:
@@ -41,6 +43,18 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     run = _run_recurrence if is_transformed() else _LinearRecurrence.apply
     h: Tensor = run(factor, value, start)
     return h
+
+
+def _recurrence_of_any_length(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
+    """Return h as `linear_recurrence` does, in a graph that holds for every length."""
+    from torch._higher_order_ops.scan import scan
+
+    def step(h: Tensor, token: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h = torch.addcmul(token[1], token[0], h)
+        return h, h.clone()  # outputs may not share memory
+
+    tokens = (factor.transpose(0, 1), value.transpose(0, 1))
+    return scan(step, start, tokens, dim=0)[1].transpose(0, 1)
 
 
 def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:

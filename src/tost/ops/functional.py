@@ -192,8 +192,8 @@ def causal_tssa_with_state(
     A sequence may be cut anywhere; running the pieces one after the other gives the outputs and, as gradients flow
     through the state, the gradients of the whole. Use ``state.detach()`` between pieces to truncate them.
 
-    Arguments are those of `causal_tssa`; a table of biases is indexed by the position in the whole sequence, and a
-    decay ``[H]`` is the same for all pieces. There are two more:
+    Arguments are those of `causal_tssa`; a table of biases is indexed by the position in the whole sequence. There are
+    two more:
 
     Args:
         state: The state after the tokens before `w`; None at the start of a sequence. With packed sequences states

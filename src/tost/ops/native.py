@@ -84,7 +84,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        w, write, mask, mean, covariance, cu_seqlens = ctx.saved_tensors
+        w, write, mask, mean, covariance, cu_seqlens = saved = ctx.saved_tensors  # once, for checkpointing
         dy = torch.zeros_like(w) if dy is None else dy
         if wants_graph():
             packing = None if cu_seqlens is None else Packing(cu_seqlens, (1, w.shape[1]))
@@ -97,7 +97,7 @@ class _Gated(torch.autograd.Function):
             dw, dwrite, *before = gradients(run, (w, write, mean, covariance), (dy, *given))
             return dw, dwrite, None, *before, None
         operator = torch.ops.tost.gated_tssa_backward.default
-        dw, dwrite, *before = operator(dy, *dstate, w, write, mask, mean, covariance, cu_seqlens)
+        dw, dwrite, *before = operator(dy, *dstate, *saved)
         return dw, dwrite, None, *(before if mean is not None else (None, None)), None
 
 

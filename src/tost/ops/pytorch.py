@@ -295,8 +295,8 @@ def gated_tssa(inputs: GatedInputs) -> GatedResults:
         return _gated_groups(inputs, inputs.packing)
     g, (w, write), (mean, covariance) = inputs.block_size, inputs.zeroed(), inputs.start()
     outputs = [w[:, :0]]
-    for first in range(0, w.shape[1], _GATED_CHUNK):
-        rows = slice(first, first + _GATED_CHUNK)
+    whole = torch.compiler.is_exporting()  # the number of pieces would fix the length
+    for rows in [slice(None)] if whole else [slice(n, n + _GATED_CHUNK) for n in range(0, w.shape[1], _GATED_CHUNK)]:
         y, mean, covariance = _replayed(partial(_gated_chunk, g), w[:, rows], write[:, rows], mean, covariance)
         outputs.append(y)
     return zero_padding(torch.cat(outputs, dim=1), inputs.mask), mean, covariance

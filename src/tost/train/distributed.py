@@ -6,6 +6,7 @@ different groups take different sequences.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import resource
@@ -27,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from tost._machine import DeviceChoice, choose_device
+from tost._machine import DeviceChoice, choose_device, fast_precision
 from tost._yaml import flatten
 from tost.errors import ConfigError, TostError, TrainingError
 from tost.nn.mixers import TokenBatchNorm
@@ -37,11 +38,36 @@ from tost.parallel import ContextParallel, make_mesh
 from tost.parallel._autograd import sum_over_ranks
 from tost.parallel._channel import Channel
 from tost.train.config import RunConfig, TrainConfig
+from tost.train.config.files import read_run_document
 
 _GROUPS: list[object] = []
 """Process groups, kept until the process ends. A data parallel model that let go of the last reference to one would
 wait for the group's threads while it holds Python's lock, which these may need to end: a deadlock."""
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+_UNTRIMMED = 1 << 28  # bytes that may gather before freed memory is returned
 _PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def resolve_precision(config: RunConfig, device: DeviceChoice = "auto", run: Path | None = None) -> RunConfig:
+    """Replace ``train.precision=auto`` by what it means here.
+
+    Args:
+        config: The run.
+        device: Where it computes; see `tost._machine.fast_precision`.
+        run: Folder of a run that is resumed, whose precision is kept.
+
+    Returns:
+        The configuration with ``fp32``, ``bf16`` or ``fp16``.
+    """
+    if config.train.precision != "auto":
+        return config
+    stored: object = None
+    if run is not None and (path := run / "config.yaml").is_file():
+        train = read_run_document(path).values.get("train")
+        stored = train.get("precision") if isinstance(train, dict) else None
+    precision = stored if stored in _PRECISION else fast_precision(choose_device(device))
+    train_config = config.train.model_copy(update={"precision": precision})
+    return config.model_copy(update={"train": train_config})
 
 
 class Distributed:
@@ -58,6 +84,7 @@ class Distributed:
     def __init__(self, accelerator: Accelerator, config: RunConfig) -> None:
         self.accelerator = accelerator
         self.size, self.rank = accelerator.num_processes, accelerator.process_index
+        self._trim_above = 0
         self.is_first = self.rank == 0
         """Whether this process writes files and messages."""
         self.device: torch.device = accelerator.device
@@ -92,6 +119,7 @@ class Distributed:
 
         Trackers, if the run has any, write to `folder`; without one there are none.
         """
+        config = resolve_precision(config, device)
         on_cpu = choose_device(device).type == "cpu"
         if config.train.deterministic and not on_cpu:
             # Without it cuBLAS is not deterministic, and torch raises at every matrix product. Read at the first one.
@@ -109,7 +137,13 @@ class Distributed:
         if accelerator.num_processes > 1:
             _GROUPS.append(dist.group.WORLD)
         try:
-            yield cls(accelerator, config)
+            processes = cls(accelerator, config)
+            if sum(processes.any(config.train.precision == name) for name in _PRECISION) > 1:
+                raise ConfigError(
+                    f"train.precision=auto means {config.train.precision} here, but not on every machine of this run; "
+                    "set train.precision=bf16 or fp32."
+                )
+            yield processes
         except RuntimeError as error:
             if accelerator.num_processes == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
                 raise
@@ -265,6 +299,16 @@ class Distributed:
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         return int(psutil.Process().memory_info().rss)
+
+    def trim_memory(self) -> None:
+        """Return freed memory to the system where much has gathered, as when every batch has another length.
+
+        glibc keeps the freed pieces of tensors, and new tensors of other sizes do not fit into them.
+        """
+        if _TRIM is None or self.device.type == "cuda" or self.memory_bytes() < self._trim_above:
+            return
+        _TRIM(0)
+        self._trim_above = self.memory_bytes() * 3 // 2 + _UNTRIMMED
 
     def peak_memory_bytes(self) -> int:
         """The most memory of this process so far."""

@@ -35,7 +35,7 @@ from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
 from tost.train.checkpoint.model import Head, load_initial
 from tost.train.checkpoint.state import Position, RunState, restore_checkpoint, save_checkpoint
 from tost.train.config import RunConfig
-from tost.train.distributed import Distributed
+from tost.train.distributed import Distributed, resolve_precision
 from tost.train.evaluate.metrics import measure
 from tost.train.metrics import Progress, StepRecord, format_line, measure_peak_flops
 from tost.train.optim import WeightAverage, build_optimizer, learning_rate, set_rate
@@ -143,8 +143,10 @@ def fit(
         StorageError: The run folder cannot be written, or a data worker was killed.
     """
     reporter, folder = reporter or LineReporter(), RunFolder(out)
-    if resume is not None and resume != "auto":
-        resolve_checkpoint(Path(resume), lambda line: None, files=())  # if there is none, nothing is written
+    resumed = out if resume == "auto" else None
+    if resume is not None and resume != "auto":  # if there is no checkpoint, nothing is written
+        resumed = resolve_checkpoint(Path(resume), lambda line: None, files=()).parents[1]
+    automatic, config = config.train.precision == "auto", resolve_precision(config, device, resumed)
     start = None
     with Distributed.join(config, out, device=device) as processes, ExitStack() as lock:
         with processes.together():
@@ -153,7 +155,7 @@ def fit(
                 start = folder.find_start(resume, reporter.message)
         if not processes.is_first and resume is not None:
             start = folder.find_start(resume, lambda line: None)
-        run = _Run(config, task, folder, processes, reporter, start, accept_data_change)
+        run = _Run(config, task, folder, processes, reporter, start, accept_data_change, automatic)
         run.start()
         with StopRequest() as stop, watching_workers():
             return run.until_done(stop)
@@ -171,7 +173,9 @@ class _Run:
         reporter: Reporter,
         resume: Path | None,
         accept_data_change: bool,
+        automatic: bool,
     ) -> None:
+        self.precision = f"{config.train.precision}{' (train.precision=auto)' if automatic else ''}"
         self.config, self.task, self.processes, self.reporter = config, task, processes, reporter
         self.pace = Pace()
         self.folder, self.resume, self.accept_data_change = folder, resume, accept_data_change
@@ -251,7 +255,7 @@ class _Run:
             f"{config.recipe}: {config.model.name}, {self.parameters:,} parameters, "
             f"{config.train.steps - self.step} of {config.train.steps} steps to go"
         )
-        self._say(f"{processes.description}, {config.train.precision}; operators: {processes.describe_backends()}")
+        self._say(f"{processes.description}, {self.precision}; operators: {processes.describe_backends()}")
         if self.origin is not None:
             self._say(str(self.origin))
         if resume is not None:
@@ -299,13 +303,13 @@ class _Run:
         terms = processes.sum(torch.as_tensor(count, dtype=torch.float64, device=processes.device))
         loss = torch.zeros((), device=processes.device)
         self.wrapped.train()
-        for index, batch in enumerate(micro):
-            is_last = index == len(micro) - 1
-            with processes.sync_gradients(self.wrapped, is_last), processes.context():
-                result = self.task.compute(self.wrapped, batch)
-                # Data parallel training averages gradients over processes; the sum over all terms is wanted.
-                processes.accelerator.backward(result.loss * (processes.size / terms).to(result.loss.dtype))
-            loss += result.loss.detach()
+        with processes.context():  # one for all micro-batches: autocast rounds each weight once
+            for index, batch in enumerate(micro):
+                with processes.sync_gradients(self.wrapped, index == len(micro) - 1):
+                    result = self.task.compute(self.wrapped, batch)
+                    # Data parallel training averages gradients over processes; the sum over all terms is wanted.
+                    processes.accelerator.backward(result.loss * (processes.size / terms).to(result.loss.dtype))
+                loss += result.loss.detach()
         norm = processes.clip(self.wrapped, config.train)
         taken = _Loss(self.step + 1, processes.sum(loss.double()) / terms, lr, norm)
         self.unchecked.append(taken)
@@ -316,6 +320,7 @@ class _Run:
         if self.average is not None:
             self.average.update()
         self.step += 1
+        processes.trim_memory()
         self.progress.step_done()
         return taken
 

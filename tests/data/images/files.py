@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import tarfile
 
 import numpy as np
 import pyarrow as pa
@@ -127,13 +126,3 @@ def write_pets(root, *, breeds=37):
             lines.append(f"{name} {label + 1} {1 + label % 2} {label + 1}")
         write(root / "annotations" / f"{split}.txt", "\n".join(lines).encode() + b"\n")
     return root
-
-
-def tar_of(files):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    return stream.getvalue()

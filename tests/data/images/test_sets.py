@@ -142,6 +142,18 @@ def test_the_fingerprint_tells_data_apart(case, tmp_path):
     assert changed.info.fingerprint != first.info.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("case", "file", "mark"),
+    [("image_folder", "train/bee/bee_1.jpg", b"JFIF"), ("image_parquet", "test-*.parquet", b"IHDR")],
+)
+def test_the_fingerprint_follows_the_content_at_equal_sizes(case, file, mark, tmp_path):
+    before = build(case, tmp_path).info.fingerprint
+    path = next(tmp_path.glob(file))
+    path.write_bytes(path.read_bytes().replace(mark, mark[::-1], 1))
+    name, _, settings = SETS[case]
+    assert build_data(DataOptions(name=name, path=str(tmp_path), options=settings), 0).info.fingerprint != before
+
+
 def test_flowers_are_in_the_official_splits(tmp_path):
     _, labels, thirds = files.write_flowers102(tmp_path)
     keys = {"train": ["trnid"], "val": ["valid"], "trainval": ["trnid", "valid"], "test": ["tstid"]}

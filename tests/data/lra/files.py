@@ -39,7 +39,7 @@ def pixels_of(batch, number, side):
     return np.full((side, side), 10 * batch + number, dtype=np.uint8)
 
 
-def write_pathfinder(release, resolution=32, difficulty="hard", batches=(10, 2), each=10, as_array=False):
+def write_pathfinder(release, resolution=32, difficulty="hard", batches=(10, 2), each=10):
     """Images of two batches; the second sorts first by name but not by number."""
     folder = release / f"pathfinder{resolution}" / PATHFINDER_FOLDERS[difficulty]
     (folder / "metadata").mkdir(parents=True)
@@ -52,9 +52,6 @@ def write_pathfinder(release, resolution=32, difficulty="hard", batches=(10, 2),
             )
             label = (batch + number) % 2
             rows.append([f"imgs/{batch}", f"sample_{number}.png", number, label, 1.0, 14, 4, 2, 0.5, 1, 1])
-        path = folder / "metadata" / f"{batch}.npy"
-        if as_array:
-            np.save(path, np.array(rows).astype(str))
-        else:
-            path.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
+        text = "".join(" ".join(map(str, row)) + "\n" for row in rows)
+        (folder / "metadata" / f"{batch}.npy").write_text(text)
     return folder

@@ -267,23 +267,6 @@ def test_the_published_folders(tmp_path):
         build_reviews(tmp_path)
 
 
-def test_datasets_loads_what_the_hub_would(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    import datasets
-
-    tables = {"train": REVIEWS, "test": TEST}
-    monkeypatch.setattr(
-        datasets,
-        "load_dataset",
-        lambda name, config, split: datasets.Dataset.from_dict({"a/imdb": tables}[name][split]),
-    )
-    bundle = build_reviews("hub:a/imdb")
-    assert reviews(bundle.train) == REVIEWS["text"]
-    assert bundle.info.details["layout"] == "hub"
-    with pytest.raises(ConfigError, match=r"b/imdb cannot be loaded from the hub: .*check the name and the connection"):
-        build_reviews("hub:b/imdb")
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [

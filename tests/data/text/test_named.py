@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -17,17 +15,11 @@ from tests.data.text.samples import (
     write_parquet,
     write_tokenizer,
 )
-from tost.data.tokens.reader import cbt_questions, lambada_pairs, open_tokens
+from tost.data.tokens.reader import lambada_pairs, open_tokens
 from tost.errors import ConfigError
 
 WIKI = ' \n = Ships = \n \n The ship @-@ yard had 1 @,@ 000 men ( in 1912 ) . \n A <unk> " sank " . \n'
 PASSAGES = ["He opened the door and saw the whale", "\u201cNo,\u201d she said, and closed the door"]
-QUESTION = {
-    "sentences": [f"Sentence {number} ." for number in range(1, 21)],
-    "question": "The XXXXX ran away .",
-    "answer": "cat",
-    "options": ["dog", "cat", *(f"word{number}" for number in range(8))],
-}
 
 
 @pytest.fixture
@@ -98,43 +90,6 @@ def test_lambada_needs_passages(tmp_path):
     folder = make(tmp_path / "out", "lambada", source=str(source), tokenizer="bytes")
     with pytest.raises(ConfigError, match=r"document 0 .* no passage"):
         lambada_pairs(folder.split("test"))
-    with pytest.raises(ConfigError, match="no questions"):
-        cbt_questions(folder.split("test"))
-
-
-def cbt_as_published(*questions):
-    blocks = []
-    for row in questions:
-        lines = [f"{number} {sentence}" for number, sentence in enumerate(row["sentences"], start=1)]
-        blocks.append("\n".join([*lines, f"21 {row['question']}\t{row['answer']}\t\t{'|'.join(row['options'])}"]))
-    return "\n\n".join(blocks) + "\n\n"
-
-
-@pytest.mark.parametrize("form", ["jsonl", "published"])
-def test_cbt(tmp_path, form):
-    second = {**QUESTION, "question": "A word : XXXXX !", "answer": "word7"}
-    folder = tmp_path / "source"
-    folder.mkdir()
-    if form == "jsonl":
-        rows = "".join(json.dumps(row) + "\n" for row in (QUESTION, second))
-        (folder / "test.jsonl").write_text(rows, encoding="utf-8")
-    else:
-        (folder / "cbtest_CN_test_2500ex.txt").write_text(cbt_as_published(QUESTION, second), encoding="utf-8")
-        (folder / "cbtest_NE_test_2500ex.txt").write_text(cbt_as_published(QUESTION), encoding="utf-8")
-    made = make(tmp_path / "out", "cbt", source=str(folder), tokenizer="bytes")
-    questions = cbt_questions(made.split("test"))
-    assert [answer for _, answer in questions] == [1, 9]
-    story = " ".join(QUESTION["sentences"])
-    read = [bytes(option).decode() for option in questions[0][0]]
-    assert read == [f"{story} The {option} ran away ." for option in QUESTION["options"]]
-    assert bytes(questions[1][0][9]).decode() == f"{story} A word : word7 !"
-
-
-def test_cbt_question_without_its_answer(tmp_path):
-    path = tmp_path / "test.jsonl"
-    path.write_text(json.dumps({**QUESTION, "answer": "whale"}) + "\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="the answer among them"):
-        make(tmp_path / "out", "cbt", source=str(path), tokenizer="bytes")
 
 
 def test_shakespeare_is_cut_like_nanogpt(tmp_path):
@@ -160,7 +115,7 @@ def test_openwebtext(tmp_path, bpe):
     assert open_tokens(folder.path).index.settings["split"]["seed"] == 2357
 
 
-def test_own_splits_and_other_sources(tmp_path):
+def test_own_splits(tmp_path):
     source = write_splits(tmp_path / "source", "{}.txt", train="train text", val="validation text", test="test text")
     folder = make(tmp_path / "out", source=source)
     assert {split: texts(folder, split) for split in folder.splits} == {
@@ -168,8 +123,5 @@ def test_own_splits_and_other_sources(tmp_path):
         "validation": ["validation text"],
         "test": ["test text"],
     }
-    paths = [f"{source}/{name}.txt" for name in ("train", "val")]
-    other = make(tmp_path / "other", source=paths[0], validation_source=paths[1])
-    assert (texts(other), texts(other, "validation")) == (["train text"], ["validation text"])
     lines = make(tmp_path / "tail", source=source, split="tail", validation=0.3, documents="line")
     assert (texts(lines), texts(lines, "validation")) == (["test text", "train text"], ["validation text"])

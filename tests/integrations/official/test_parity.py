@@ -235,7 +235,7 @@ def test_free_options_are_taken_over():
         (vision_state, {"num_classes": 10}, r"num_classes=10 \(the file: 5\)"),
         (vision_state, {"feed_forward": "ista"}, r"feed_forward=ista \(the file: mlp\)"),
         (vision_state, {"layer_scale": None}, r"layer_scale=None \(the file: with gammas\)"),
-        (vision_state, {"gate": True}, "blocks.0.attention.proj_gate"),
+        (vision_state, {"mixer": "tssa_plus"}, r"mixer=tssa_plus \(the file: tssa\)"),
         (vision_state, {"conv_width": 3}, "blocks.0.conv"),
         (language_state, {"bias": True}, r"bias=True \(the file: False\)"),
         (language_state, {"position": "none"}, "position=none"),
@@ -330,8 +330,8 @@ def test_strangers_are_refused():
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *[("conv_width", 3), ("gate", True), ("count_scaled", True), ("normalize", False), ("feed_forward", "ista")],
-        *[("mixer", "mssa"), ("patch_size", 4), ("patch_size", 2), ("global_pool", "avg")],
+        *[("conv_width", 3), ("normalize", False), ("feed_forward", "ista")],
+        *[("mixer", "mssa"), ("mixer", "tssa_plus"), ("patch_size", 4), ("patch_size", 2), ("global_pool", "avg")],
         *[("tie_head", False), ("position", "none")],
     ],
 )

@@ -14,7 +14,15 @@ from tests.integrations.replace.models import ALL, TIMM, example, make, output, 
 from tost.errors import CheckpointError, ConfigError
 from tost.integrations.replace import find_layers
 from tost.integrations.replace.saved import load_replaced
-from tost.nn import CausalTSSAttention, Extensions, TSSAttention
+from tost.nn import BlockTSSAttention, CausalTSSAttention, GatedTSSAttention, TSSAttention
+
+PLUS = [name for name in ALL if name != "decoder_qwen3"]  # whose heads are wider than its tokens
+FORMS = {
+    (False, False): TSSAttention,
+    (False, True): BlockTSSAttention,
+    (True, False): CausalTSSAttention,
+    (True, True): GatedTSSAttention,
+}
 
 
 def layers(model):
@@ -54,13 +62,15 @@ def test_only_the_chosen_layer_changes(name):
     assert all(torch.equal(new.state_dict()[key], value) for key, value in kept.items())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_new_layer_has_the_old_weights(name):
+@pytest.mark.parametrize(
+    ("name", "plus"), [*((name, False) for name in ALL), *((name, True) for name in ("vit", "swin", "decoder_llama"))]
+)
+def test_the_new_layer_has_the_old_weights(name, plus):
     old = make(name)
-    new = quietly(tost.replace_attention, copy.deepcopy(old))
+    new = quietly(tost.replace_attention, copy.deepcopy(old), plus=plus, block_size=4)
     (path, theirs), (_, mine) = layers(old)[0], layers(new)[0]
     attention = getattr(mine, "attention", mine)
-    assert isinstance(attention, CausalTSSAttention if name.startswith("decoder") else TSSAttention)
+    assert type(attention) is FORMS[name.startswith("decoder"), plus]
     x = torch.randn(1, 3, attention.embed_dim)
     fused = next((getattr(theirs, key) for key in ("qkv", "c_attn") if hasattr(theirs, key)), None)
     if fused is not None:
@@ -78,9 +88,9 @@ def test_the_new_layer_has_the_old_weights(name):
         torch.testing.assert_close(attention.proj_out(heads.flatten(-2)), out(heads.flatten(-2)))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_gradients_flow_into_every_parameter(name):
-    model = quietly(tost.replace_attention, make(name)).train()
+@pytest.mark.parametrize(("name", "plus"), [*((name, False) for name in ALL), *((name, True) for name in PLUS)])
+def test_gradients_flow_into_every_parameter(name, plus):
+    model = quietly(tost.replace_attention, make(name), plus=plus, block_size=4).train()
     output(model, example(name)).square().mean().backward()
     for path, layer in layers(model):
         for parameter_name, parameter in layer.named_parameters():
@@ -90,8 +100,8 @@ def test_gradients_flow_into_every_parameter(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_save_and_load(name, tmp_path):
-    x = example(name)
-    model = quietly(tost.replace_attention, make(name), layers=[0], num_heads=2, extensions=Extensions(gate=True))
+    x, options = example(name), {"plus": name in PLUS, "block_size": 4}
+    model = quietly(tost.replace_attention, make(name), layers=[0], num_heads=2, **options)
     quietly(tost.replace_attention, model, layers=[-1])
     with torch.no_grad():
         for parameter in model.parameters():
@@ -99,7 +109,7 @@ def test_save_and_load(name, tmp_path):
     expected = output(model, x)
     if name in TIMM:
         torch.save(model.state_dict(), tmp_path / "model.pt")
-        again = quietly(tost.replace_attention, make(name), layers=[0], num_heads=2, extensions=Extensions(gate=True))
+        again = quietly(tost.replace_attention, make(name), layers=[0], num_heads=2, **options)
         quietly(tost.replace_attention, again, layers=[-1])
         again.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     else:
@@ -114,7 +124,7 @@ HOSTILE = {
     "a name that is no model": ({"architectures": ["os"]}, "os"),
     "a number for a name": ({"architectures": [3]}, "TypeError"),
     "nothing replaced": ({"tost_attention": []}, r"tost_attention=\[\]"),
-    "a strange call": ({"tost_attention": [{"layers": "1"}]}, "extensions"),
+    "a strange call": ({"tost_attention": [{"heads": 1}]}, "heads"),
     "more layers than tensors": ({"n_layer": 10**9}, "num_hidden_layers=1000000000 does not fit the weights"),
     "no layer": ({"n_layer": 0}, "num_hidden_layers=0"),
     "no head": ({"n_head": 0}, "num_attention_heads=0"),
@@ -137,6 +147,23 @@ def test_a_hostile_folder_is_one_error(case, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=f"(?s)cannot load .*save_pretrained wrote after .*{message}"):
         load_replaced(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("former", [None, {"gate": True}])
+def test_folders_of_an_earlier_revision_load_if_they_have_the_form_of_the_paper(former, tmp_path):
+    model, x = quietly(tost.replace_attention, make("encoder_bert")), example("encoder_bert")
+    model.config.tost_attention = [{"layers": [0, 1, 2], "causal": None, "num_heads": None, "extensions": former}]
+    model.save_pretrained(tmp_path)
+    if former is None:
+        assert torch.equal(output(load_replaced(tmp_path), x), output(model, x))
+        return
+    with pytest.raises(CheckpointError, match=r"extensions=\{'gate': True\}: removed after revision 1ae0fcd"):
+        load_replaced(tmp_path)
+
+
+def test_heads_wider_than_the_tokens_have_no_form_with_content():
+    with pytest.raises(ConfigError, match="tokens have 32 features, each of 4 heads 12, block_size=4"):
+        tost.replace_attention(make("decoder_qwen3"), plus=True, block_size=4)
 
 
 def test_loading_refuses_other_folders(tmp_path):
@@ -201,6 +228,8 @@ def test_what_is_dropped_is_named(name, words):
         ({"layers": []}, "choose from 0 to 2"),
         ({"num_heads": 5}, "num_heads=5 does not divide the 32 features"),
         ({"source": "output"}, "source='output' is not known"),
+        ({"plus": True, "block_size": 5}, "each of 4 heads 8, block_size=5"),
+        ({"plus": True, "block_size": 0}, "block_size=0"),
     ],
 )
 def test_wrong_options(options, message):

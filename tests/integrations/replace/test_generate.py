@@ -13,16 +13,20 @@ from tests.integrations.replace.models import DECODERS, ENCODERS, example, make,
 from tost.integrations.transformers import StateLayer
 
 SOME = {"all": None, "first": [0], "last": [1, 2]}
+# Every family with the paper's form in some layers; two with the form with content.
+CASES = [*((family, layers, False) for family in DECODERS for layers in SOME)]
+CASES += [("gpt2", "all", True), ("llama", "last", True)]
+every_case = pytest.mark.parametrize(("family", "layers", "plus"), CASES)
 
 
-def replaced(family, layers=None):
-    return quietly(tost.replace_attention, make(f"decoder_{family}"), layers=layers).double()
+def replaced(family, layers="all", plus=False):
+    model = make(f"decoder_{family}")
+    return quietly(tost.replace_attention, model, layers=SOME[layers], plus=plus, block_size=4).double()
 
 
-@pytest.mark.parametrize("layers", SOME)
-@pytest.mark.parametrize("family", DECODERS)
-def test_generation_is_the_same_with_and_without_cache(family, layers):
-    model = replaced(family, SOME[layers])
+@every_case
+def test_generation_is_the_same_with_and_without_cache(family, layers, plus):
+    model = replaced(family, layers, plus)
     ids = example(f"decoder_{family}")
     options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     cached = model.generate(ids, **options, use_cache=True)
@@ -33,10 +37,9 @@ def test_generation_is_the_same_with_and_without_cache(family, layers):
     assert kinds == [index in (SOME[layers] or range(3)) for index in range(3)]
 
 
-@pytest.mark.parametrize("layers", SOME)
-@pytest.mark.parametrize("family", [family for family in DECODERS if family != "bert"])
-def test_left_padding_is_exact(family, layers):
-    model = replaced(family, SOME[layers])
+@pytest.mark.parametrize(("family", "layers", "plus"), [case for case in CASES if case[0] != "bert"])
+def test_left_padding_is_exact(family, layers, plus):
+    model = replaced(family, layers, plus)
     ids = example(f"decoder_{family}")
     rows = [ids[0], ids[1, :7]]
     padded = torch.stack((rows[0], torch.cat((torch.zeros(5, dtype=torch.int64), rows[1]))))
@@ -53,7 +56,7 @@ def test_left_padding_is_exact(family, layers):
 
 @pytest.mark.parametrize("layers", SOME)
 def test_left_padding_of_bert_is_exact_if_positions_are_given(layers):
-    model = replaced("bert", SOME[layers])  # it counts positions from the first column, padding or not
+    model = replaced("bert", layers)  # it counts positions from the first column, padding or not
     ids = example("decoder_bert")[1:]
     mask = torch.ones_like(ids)
     mask[:, :5] = 0
@@ -67,10 +70,9 @@ def test_left_padding_of_bert_is_exact_if_positions_are_given(layers):
         torch.testing.assert_close(mine.recurrent_states, theirs.recurrent_states, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("layers", [[0], [1], None])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_static_cache_gives_what_no_cache_gives(family, layers):
-    model = replaced(family, layers)
+@pytest.mark.parametrize(("family", "layers", "plus"), [case for case in CASES if case[0] in ("llama", "gpt2")])
+def test_a_static_cache_gives_what_no_cache_gives(family, layers, plus):
+    model = replaced(family, layers, plus)
     ids = example(f"decoder_{family}")
     mask = torch.ones_like(ids)
     mask[1, :3] = 0
@@ -84,15 +86,15 @@ def test_a_static_cache_gives_what_no_cache_gives(family, layers):
 
 
 def test_a_static_cache_with_windows_is_refused():
-    model = replaced("mistral", [1])
+    model = replaced("mistral", "last")
     cache = transformers.StaticCache(config=model.config, max_cache_len=20)
     with pytest.raises(ValueError, match=r"static cache with sliding windows.*use a DynamicCache"):
         model(example("decoder_mistral"), past_key_values=cache)
 
 
-@pytest.mark.parametrize("family", DECODERS)
-def test_pieces_are_the_whole(family):
-    model = replaced(family)
+@pytest.mark.parametrize(("family", "layers", "plus"), [case for case in CASES if case[1] == "all"])
+def test_pieces_are_the_whole(family, layers, plus):
+    model = replaced(family, layers, plus)
     ids = example(f"decoder_{family}")
     whole = model(ids).logits
     first = model(ids[:, :5], use_cache=True)
@@ -103,8 +105,9 @@ def test_pieces_are_the_whole(family):
     assert size == sum(tensor.numel() for layer in more.layers for tensor in layer.recurrent_states.values())
 
 
-def test_beams_follow_their_states():
-    model = replaced("gpt2")
+@pytest.mark.parametrize("plus", [False, True])
+def test_beams_follow_their_states(plus):
+    model = replaced("gpt2", plus=plus)
     options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
     ids = example("decoder_gpt2")
     assert model.generate(ids, **options).tolist() == model.generate(ids, **options, use_cache=False).tolist()
@@ -145,12 +148,12 @@ CU_SEQLENS = torch.tensor([0, *LENGTHS]).cumsum(0).int()
 
 
 @pytest.mark.parametrize(
-    ("family", "layers"),
+    ("family", "layers", "plus"),
     # BERT makes its masks without looking at positions, so only its replaced layers keep sequences apart.
-    [(family, layers) for family in DECODERS for layers in SOME if family != "bert" or layers == "all"],
+    [case for case in CASES if case[0] != "bert" or case[1] == "all"],
 )
-def test_packed_sequences_are_kept_apart(family, layers):
-    model = replaced(family, SOME[layers])
+def test_packed_sequences_are_kept_apart(family, layers, plus):
+    model = replaced(family, layers, plus)
     ids = example(f"decoder_{family}", batch=1)
     alone = torch.cat([model(piece, use_cache=False).logits for piece in ids.split(LENGTHS, dim=1)], dim=1)
     told = {"cu_seq_lens_q": CU_SEQLENS, "cu_seq_lens_k": CU_SEQLENS}
@@ -165,7 +168,7 @@ def test_packed_sequences_by_a_mask_over_pairs(family, implementation, monkeypat
     # The eager softmax of the layer that stays would be in float32, which rounds by length on some processors.
     exact = torch.nn.functional.softmax
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: exact(x, dim))
-    model = replaced(family, [0, 2])
+    model = replaced(family, "last")
     model.set_attn_implementation(implementation)
     ids = example(f"decoder_{family}", batch=1)
     alone = torch.cat([model(piece, use_cache=False).logits for piece in ids.split(LENGTHS, dim=1)], dim=1)
@@ -205,11 +208,11 @@ def test_the_collator_without_padding_trains():
 @pytest.mark.parametrize(
     ("layers", "given", "message"),
     [
-        (None, {"use_cache": True}, "sequences are packed, and a cache was passed.*use_cache=False"),
-        (None, {"cu_seq_lens_q": torch.tensor([0, 5, 13])}, "goes from 0 to 13, but there are 12 tokens"),
-        (None, {"seq_idx": torch.tensor([[1, 2] * 6])}, "an id comes back after another one"),
+        ("all", {"use_cache": True}, "sequences are packed, and a cache was passed.*use_cache=False"),
+        ("all", {"cu_seq_lens_q": torch.tensor([0, 5, 13])}, "goes from 0 to 13, but there are 12 tokens"),
+        ("all", {"seq_idx": torch.tensor([[1, 2] * 6])}, "an id comes back after another one"),
         (
-            [1],
+            "last",
             {"cu_seq_lens_q": torch.tensor([0, 3, 12])},
             r"0, 3, 12\], but the mask keeps them apart at \[0, 5, 6",
         ),
@@ -244,8 +247,9 @@ def test_attention_over_all_tokens_has_no_state():
         mixed(ids, attention_mask=mask, use_cache=False)
 
 
-def test_training_with_checkpointing_gives_the_same_gradients():
-    plain = replaced("gpt2")
+@pytest.mark.parametrize("plus", [False, True])
+def test_training_with_checkpointing_gives_the_same_gradients(plus):
+    plain = replaced("gpt2", plus=plus)
     saving = copy.deepcopy(plain)
     saving.gradient_checkpointing_enable()
     ids = example("decoder_gpt2")
@@ -254,7 +258,7 @@ def test_training_with_checkpointing_gives_the_same_gradients():
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-            if isinstance(module, tost.CausalTSSAttention):
+            if isinstance(module, tost.CausalTSSAttention | tost.GatedTSSAttention):
                 module.out_drop = 0.0
         model(ids, labels=ids, use_cache=False).loss.backward()
     for mine, theirs in zip(plain.parameters(), saving.parameters(), strict=True):

@@ -18,12 +18,11 @@ TINY = {
 }
 KINDS = {
     "authors": {},
-    "plus": {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True},
-    "plus2": {"mixer": "gated_tssa", "conv_width": 4, "conv_at": "both", "conv_start": "previous", "position": "none"},
-    "blocks": {"block_size": 4, "forget": True, "head_norm": True, "unit_variance": True},
-    "content": {"forget": "channel", "centered": True, "count_scaled": True},
+    "plus": {
+        **{"mixer": "tssa_plus", "mixer_options": {"block_size": 4}, "position": "none"},
+        **{"conv_width": 4, "conv_at": "both", "conv_start": "previous"},
+    },
     "both": {"conv_width": 3, "conv_at": "both", "position": "sinusoidal", "tie_head": False, "bias": True},
-    "hold": {"after_last_position": "repeat", "max_position_embeddings": 6},
     "none": {"position": "none"},
     "gpt2": {"mixer": "softmax", "layer_scale": None, "bias": True, "activation": "gelu_tanh"},
 }

@@ -138,7 +138,7 @@ def test_texts_end_where_they_should():
 
 
 def test_without_positions_a_text_has_no_end():
-    for kind in ("none", "hold", "both"):
+    for kind in ("none", "plus", "both"):
         model = make(kind, max_position_embeddings=4)
         assert model.config.context_limit is None
         text = model.generate(tokens(1, 6), max_new_tokens=30, do_sample=False)

@@ -81,7 +81,7 @@ def test_offloaded_weights_arrive(kind, offload, tmp_path):
 
 
 def test_a_device_map_at_loading(tmp_path):
-    model, ids = make("plus"), tokens(2, 9)
+    model, ids = make("authors"), tokens(2, 9)
     model.save_pretrained(tmp_path / "model")
     places = dict.fromkeys(("model.tokens", "model.positions", "model.blocks.0", "model.norm", "lm_head"), "cpu")
     places["model.blocks.1"] = "disk"

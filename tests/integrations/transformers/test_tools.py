@@ -104,9 +104,7 @@ def losses(trainer):
 
 def test_trainer_learns_evaluates_and_saves(words, tmp_path):
     torch.manual_seed(0)
-    model = TostForCausalLM(
-        TostConfig(embed_dim=32, depth=2, num_heads=4, layer_scale=1.0, conv_width=4, gate=True, **SIZES)
-    )
+    model = TostForCausalLM(TostConfig(embed_dim=32, depth=2, num_heads=4, layer_scale=1.0, conv_width=4, **SIZES))
     collator = DataCollatorForLanguageModeling(tokenizer("right"), mlm=False)
     data = examples(words)
     trainer = Trainer(

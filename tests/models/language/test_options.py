@@ -7,18 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tost
-from tests.models.tiny import count_products, example, make_tiny, perturb
+from tests.models.tiny import PLUS, count_products, example, make_tiny, perturb
 from tost.errors import ConfigError
 from tost.models import LanguageOptions, model_options, token_flops
-from tost.nn import BlockState, Extensions
+from tost.nn import BlockState
+from tost.ops.flops import gated_flops
 from tost.testing import assert_close
 from tost.train.config import OptimConfig
 from tost.train.optim import parameter_groups
 
 LENGTH = 12
-PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None}
-RECURRENT = ("linear", "mingru", "gated_tssa", "gated_delta", "s4d")
+GATED = {**PLUS, "conv_width": 4, "layer_scale": None}
+RECURRENT = ("linear", "mingru", "gated_delta", "s4d")
 
 
 def make(options, **more):
@@ -29,20 +29,16 @@ def make(options, **more):
 @st.composite
 def option_sets(draw):
     """A valid choice of everything that decides how tokens meet."""
-    mixer = draw(st.sampled_from((*["tssa"] * 6, "softmax", "softmax", *RECURRENT)))
+    mixer = draw(st.sampled_from((*["tssa"] * 3, *["tssa_plus"] * 3, "softmax", *RECURRENT)))
     options = {"conv_width": draw(st.sampled_from((0, 2, 4))), "bias": draw(st.booleans())}
     if options["conv_width"]:
         options["conv_at"] = draw(st.sampled_from(("attention", "mlp", "both")))
     options["position"] = draw(st.sampled_from(("learned", "sinusoidal", "none")))
-    if options["position"] == "learned" and draw(st.booleans()):
-        options |= {"after_last_position": "repeat", "max_length": draw(st.sampled_from((1, 5, 24)))}
     if mixer == "softmax":
         return {**options, "mixer": mixer, "layer_scale": None, "activation": "gelu_tanh"}
-    if mixer in RECURRENT:
-        return {**options, "mixer": mixer}
-    options["block_size"] = draw(st.sampled_from((1, 2)))
-    options["forget"] = draw(st.sampled_from((False, True, "head", "channel")))
-    return options | {name: draw(st.booleans()) for name in ("gate", "count_scaled", "centered", "head_norm")}
+    if mixer == "tssa_plus":
+        options["mixer_options"] = {"block_size": draw(st.sampled_from((1, 2, 4)))}
+    return {**options, "mixer": mixer}
 
 
 cuts = st.lists(st.integers(0, LENGTH), max_size=4).map(lambda found: [0, *sorted(found), LENGTH])
@@ -133,7 +129,7 @@ def test_loss_is_that_of_the_logits(options, mask):
 
 
 def test_rows_of_a_state_are_selected_moved_and_measured():
-    model = make(PLUS)
+    model = make(GATED)
     ids = example(model, batch=3, length=7)
     _, state = model.forward_with_state(ids)
     assert isinstance(state.layers[0], BlockState)
@@ -143,9 +139,9 @@ def test_rows_of_a_state_are_selected_moved_and_measured():
     for row, source in enumerate((2, 0, 2)):
         alone = model(torch.cat((ids[source], token[row]))[None])
         assert_close("beam", logits[row], alone[0, -1:], 1e-10)
-    # Per layer and sequence: two sums of squares, masses, three tokens of the window, and a position.
-    assert state.bytes() == 2 * 3 * 8 * (2 * 16 + 4 + 3 * 16 + 1)
-    assert state.to(dtype=torch.float32).bytes() == 2 * 3 * (4 * (2 * 16 + 4 + 3 * 16) + 8)
+    # Per layer and sequence: means, covariances of pairs, masses, three tokens of the window, and a position.
+    assert state.bytes() == 2 * 3 * 8 * (16 + 24 + 8 + 3 * 16 + 1)
+    assert state.to(dtype=torch.float32).bytes() == 2 * 3 * (4 * (16 + 24 + 8 + 3 * 16) + 8)
     assert state.layers[0].windows[0].requires_grad
     assert not state.detach().layers[0].windows[0].requires_grad
     assert state.to("meta").position.is_meta
@@ -161,52 +157,16 @@ def test_state_of_a_model_with_other_options_is_refused():
         make({"conv_width": 4}).forward_with_state(ids, state)
 
 
-@pytest.mark.parametrize("mixer", ["tssa", "softmax"])
-def test_held_positions_go_on_with_the_last_one(mixer):
-    model = make({"after_last_position": "repeat", "mixer": mixer}, max_length=6)
-    longer = make({"mixer": mixer}, max_length=30)
-    table = model.state_dict()
-    for name, tensor in table.items():
-        if name == "positions.weight":
-            table[name] = torch.cat((tensor, tensor[-1:].expand(24, -1)))
-        elif name.endswith("position_bias"):
-            table[name] = torch.cat((tensor, tensor[:, -1:].expand(-1, 24)), dim=1)
-    longer.load_state_dict(table)
-    ids = example(model, length=30)
-    assert_close("logits", model(ids), longer(ids), 1e-12)
-    state = None
-    for token in ids.split(1, dim=1):
-        logits, state = model.forward_with_state(token, state)
-    assert_close("last", logits, longer(ids)[:, -1:], 1e-10)
-    with pytest.raises(ValueError, match="reaches position 30, but this model has 6 positions"):
-        make({"mixer": mixer}, max_length=6)(ids)
-
-
-def test_fresh_heads_forget_at_different_rates_and_none_at_once():
-    model = tost.create_model("tost_lm_base_plus", embed_dim=48, depth=1, num_heads=6, vocab_size=9, max_length=512)
-    decay = model.blocks[0].attention.decay()
-    half_lives = (torch.tensor(0.5).log() / decay.log()).tolist()
-    assert half_lives == pytest.approx([16, 32, 64, 128, 256, 512], rel=1e-4)
-    assert decay.dtype == torch.float32
-    assert model.double().blocks[0].attention.decay().dtype == torch.float64
-    assert model.bfloat16().blocks[0].attention.decay().dtype == torch.float32
-
-
-def test_attention_without_an_order_takes_no_rules_about_it():
-    for options in ({"forget": True}, {"after_last_position": "repeat"}):
-        with pytest.raises(ValueError, match="TSSAttention does not look at the order of its tokens"):
-            tost.TSSAttention(8, 2, extensions=Extensions(**options))
-
-
 def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
-    model = make({**PLUS, "conv_at": "both", "bias": True, "layer_scale": 1e-5})
+    model = make({**GATED, "conv_at": "both", "bias": True, "layer_scale": 1e-5})
     groups = parameter_groups(model, OptimConfig(lr=1e-3, weight_decay=0.1))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in groups)
-    kinds = {"weight", "bias", "gamma1", "gamma2", "temperature", "position_bias", "decay_logit"}
+    kinds = {"weight", "bias", "gamma1", "gamma2", "norm_weight"}
     assert {name.rpartition(".")[2] for name in names.values()} == kinds
-    block = ("attention.proj_in", "attention.proj_out", "attention.proj_gate", "mlp.proj_in", "mlp.proj_out")
-    expected = {f"blocks.{i}.{name}.weight" for i in range(2) for name in (*block, "conv", "conv_mlp")}
+    attention = (f"attention.proj_{part}" for part in ("in", "gate", "write", "out"))
+    block = (*attention, "mlp.proj_in", "mlp.proj_out", "conv", "conv_mlp")
+    expected = {f"blocks.{i}.{name}.weight" for name in block for i in range(2)}
     assert decayed == expected | {"tokens.weight", "positions.weight"}
     assert spared == set(names.values()) - decayed
 
@@ -218,13 +178,12 @@ def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
         ({"conv_width": -1}, "conv_width: -1 given; needs a whole number >= 0"),
         ({"conv_at": "mlp"}, "conv_at=mlp places a convolution, but conv_width=0 has none; set conv_width"),
         (
-            {"position": "none", "after_last_position": "repeat"},
-            "repeat is about learned positions, but position=none has no",
+            {"mixer": "tssa_plus", "embed_dim": 16, "num_heads": 4},
+            "block_size=8 does not divide the width of a head, 4",
         ),
-        ({"mixer": "softmax", "gate": True, "forget": True}, "gate=True is about TSSA.*\n.*forget=True is about TSSA"),
+        ({"mixer_options": {"block_size": 2}}, "mixer_options takes no keys"),
         ({"mixer": "softmax", "backend": "torch"}, "backend=torch is about TSSA, but mixer=softmax"),
         ({"position": "sinusoidal", "embed_dim": 3, "num_heads": 3}, "embed_dim=3 cannot hold the sines and cosines"),
-        ({"after_last_position": "wrap"}, "after_last_position: wrap given; needs one of error, repeat"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, message):
@@ -232,23 +191,16 @@ def test_options_that_contradict_each_other_are_refused(options, message):
         model_options("tost_lm_base", options)
 
 
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        ("_plus", PLUS),
-        (
-            "_plus2",
-            {"mixer": "gated_tssa", "conv_width": 4, "conv_at": "both", "conv_start": "previous", "layer_scale": None},
-        ),
-    ],
-)
-def test_plus_is_the_same_at_every_size_and_stays_what_it_was(end, expected):
+def test_plus_is_the_same_at_every_size_and_stays_what_it_was():
     added = {}
     for size in ("base", "medium", "large"):
-        plain, plus = (model_options(f"tost_lm_{size}{kind}", {}) for kind in ("", end))
+        plain, plus = (model_options(f"tost_lm_{size}{kind}", {}) for kind in ("", "_plus"))
         added[size] = {k: v for k, v in dict(plus).items() if v != getattr(plain, k)}
         assert isinstance(plus, LanguageOptions)
-    assert added["base"] == added["medium"] == added["large"] == {**expected, "position": "none"}
+        assert plus.all_mixer_options().block_size == 8
+    convolutions = {"conv_width": 4, "conv_at": "both", "conv_start": "previous"}
+    assert added["base"] == {**convolutions, "mixer": "tssa_plus", "layer_scale": None, "position": "none"}
+    assert added["base"] == added["medium"] == added["large"]
 
 
 def test_waves_are_of_the_size_of_fresh_embeddings_and_have_no_end():
@@ -263,7 +215,7 @@ def test_waves_are_of_the_size_of_fresh_embeddings_and_have_no_end():
 
 @pytest.mark.parametrize(
     "options",
-    [PLUS, {"conv_width": 3, "conv_at": "both"}, {"mixer": "softmax", "conv_width": 2, "max_length": 16}],
+    [GATED, {"conv_width": 3, "conv_at": "both"}, {"mixer": "softmax", "conv_width": 2, "max_length": 16}],
     ids=str,
 )
 def test_products_are_those_that_torch_counts(options):
@@ -277,10 +229,7 @@ def test_statistics_are_counted_with_what_is_added():
         return token_flops(model_options("tost_lm_base", options)).statistics / (12 * 12)
 
     plain = per_head()
-    assert per_head(count_scaled=True) == plain + 1
-    assert per_head(forget=True) == plain + 2 * 64 + 1
-    # In each of 32 blocks: a product more, two triangular solves and their factors; it fades, too.
-    assert per_head(block_size=2) == plain + 32 * (3 + 4 + 2)
-    assert per_head(block_size=2, forget=True) == per_head(forget=True) + 32 * (4 + 4 + 2)
     assert per_head(position="sinusoidal") == plain - 2
     assert per_head(mixer="softmax") == 0
+    for g in (1, 8):
+        assert per_head(mixer="tssa_plus", mixer_options={"block_size": g}) == gated_flops(64, g)

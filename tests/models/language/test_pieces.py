@@ -9,20 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models.tiny import make_tiny, perturb
+from tests.models.tiny import PLUS, make_tiny, perturb
 from tost.testing import assert_close
 
 N, V = 20, 13
 FORMS = {
     "paper": {},
-    "plus": {
-        "position": "none",
-        "conv_width": 3,
-        "conv_at": "both",
-        "gate": True,
-        "forget": True,
-        "count_scaled": True,
-    },
+    "plus": {**PLUS, "position": "none", "conv_width": 3, "conv_at": "both"},
     "softmax": {"mixer": "softmax", "layer_scale": None},
     "gated_delta": {"mixer": "gated_delta", "position": "sinusoidal"},
     "checkpointed": {"gradient_checkpointing": True},

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.tiny import count_products, example, make_tiny, padded, perturb
+from tests.models.tiny import PLUS, count_products, example, make_tiny, padded, perturb
 from tost.errors import ConfigError
 from tost.models import model_options, token_flops
 from tost.models.mixers import list_mixers
@@ -53,12 +53,11 @@ def test_mask_equals_deletion_with_every_mixer(mixer, pooling):
         assert_close("logits", model(junk, mask), expected, 1e-9)
 
 
-PLUS = {"block_size": 2, "gate": True, "head_norm": True, "unit_variance": True}
 NEAR = {
     "attention": {"conv_width": 3},
     "both": {"conv_width": 3, "conv_at": "both", "norm": "post"},
     "block": {"conv_width": 5, "conv_at": "block", "mixer": "none"},
-    "values": {"conv_width": 3, "conv_at": "values", "mixer_options": PLUS},
+    "values": {"conv_width": 3, "conv_at": "values", **PLUS},
     "softmax": {"conv_width": 3, "conv_at": "values", "mixer": "softmax"},
 }
 
@@ -88,16 +87,10 @@ def test_neighbours_are_learned_and_counted(options):
     assert token_flops(o).products - token_flops(plain).products == 2 * taps
 
 
-def test_plus_is_tssa_with_other_defaults():
-    given = {"block_size": 2, "gate": True, "head_norm": True, "unit_variance": True}
-    plus, same = (
-        make(mixer=mixer, mixer_options=own).eval()
-        for mixer, own in (("tssa_plus", {"block_size": 2}), ("tssa", given))
-    )
-    x = example(plus)
-    assert torch.equal(plus(x), same(x))
-    own = model_options("lra_text", {"mixer": "tssa_plus", "mixer_options": {"gate": False}}).all_mixer_options()
-    assert (own.block_size, own.gate, own.head_norm, own.unit_variance) == (8, False, True, True)
+def test_plus_takes_the_options_of_tssa():
+    model = make(mixer="tssa_plus", mixer_options={"block_size": 4, "normalize": False})
+    assert model.blocks[0].attention.operator_options() == {"block_size": 4, "normalize": False}
+    assert model_options("lra_text", {"mixer": "tssa_plus"}).all_mixer_options().block_size == 8
     assert model_options("lra_text", {"mixer": "tssa_plus", "backend": "torch"}).backend == "torch"
 
 
@@ -307,7 +300,6 @@ def test_steps_and_state_matrices_do_not_decay():
         ({"norm_kind": "batch"}, "norm_kind=batch goes with block=mixer"),
         ({"mixer_options": 3}, "mixer_options: 3 given; needs keys and their values"),
         ({"towers": 3}, "towers: 3 given; needs one of 1, 2"),
-        ({"mixer_options": {"block_size": 24}}, "block_size=24 does not divide the width of a head, 64"),
         ({"mixer": "tssa_plus", "num_heads": 64}, "block_size=8 does not divide the width of a head, 4"),
         ({"conv_width": 4}, "conv_width=4 has no middle"),
         ({"conv_at": "mlp"}, "conv_at=mlp places a convolution, but conv_width=0 has none"),

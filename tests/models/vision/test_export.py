@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import tost
-from tests.models.tiny import make_tiny, perturb
+from tests.models.tiny import PLUS, make_tiny, perturb
 
 FULL = [
     pytest.param("tost_tiny_patch16_224", {}, 224, marks=pytest.mark.slow),
     pytest.param("tost_small_patch16_224", {}, 224, marks=pytest.mark.slow),
 ]
 SMALL = {"embed_dim": 16, "depth": 1, "num_heads": 4, "class_depth": 1}
-OURS = {"conv_width": 3, "gate": True, "count_scaled": True, "block_size": 2, "feed_forward": "ista"}
+OURS = {**PLUS, "conv_width": 3, "feed_forward": "ista"}
 
 
 def close(found, expected):

@@ -13,7 +13,7 @@ from timm.layers import DropPath
 from timm.models.xcit import ClassAttentionBlock, ConvPatchEmbed
 
 import tost
-from tests.models.tiny import make_tiny, perturb
+from tests.models.tiny import PLUS, make_tiny, perturb
 from tost.errors import BackendError
 from tost.models.mixers import list_mixers
 from tost.models.vision.tost import ClassBlock, ConvStem
@@ -129,14 +129,11 @@ PARTS = {
     "conv_width": {"conv_width": 3},
     "convolutions before the branches": {"conv_width": 3, "conv_at": "both"},
     "convolution before the block": {"conv_width": 3, "conv_at": "block"},
-    "convolution of the values": {"conv_width": 3, "conv_at": "values", "gate": True, "head_norm": True},
+    "convolution of the values": {"conv_width": 3, "conv_at": "values", **PLUS},
     "convolution of softmax's values": {"conv_width": 3, "conv_at": "values", "mixer": "softmax"},
     "no mixer": {"conv_width": 3, "conv_at": "block", "mixer": "none"},
-    "gate": {"gate": True},
-    "count": {"count_scaled": True},
-    "blocks": {"block_size": 2},
-    "head norm": {"head_norm": True},
-    "all extensions": {"conv_width": 5, "gate": True, "count_scaled": True, "block_size": 2, "head_norm": True},
+    "plus": PLUS,
+    "plus, no norm": {"mixer": "tssa_plus", "mixer_options": {"block_size": 2, "normalize": False}},
     "no scale": {"layer_scale": None},
     "one class block": {"class_depth": 1},
 }

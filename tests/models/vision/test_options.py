@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.models.tiny import count_products, make_tiny
+from tests.models.tiny import PLUS, count_products, make_tiny
 from tost.errors import ConfigError
 from tost.models import image_flops, model_options, token_flops
 from tost.models.options import FixedSizeOptions, ImageOptions, VisionOptions
@@ -24,8 +24,8 @@ from tost.models.options import FixedSizeOptions, ImageOptions, VisionOptions
         ("tost_mini", {"conv_width": 4}, "conv_width=4 has no middle: the convolution needs an odd width; use 5, or 0"),
         ("tost_mini", {"conv_width": -1}, "conv_width: -1 given; needs a whole number >= 0"),
         ("tost_mini", {"conv_at": "block"}, "conv_at=block places a convolution, but conv_width=0 has none"),
-        ("softmax_mini", {"gate": True}, "gate=True is about TSSA, but mixer=softmax; use mixer=tssa, or leave gate=F"),
-        ("xcit_mini", {"count_scaled": True}, "count_scaled=True is about TSSA, but mixer=xca"),
+        ("tost_mini", {"mixer_options": {"block_size": 2}}, "with mixer=tssa, set options of the model: normalize"),
+        ("tost_mini_plus", {"num_heads": 16}, "block_size=8 does not divide the width of a head, 4"),
         ("tost_mini", {"mixer": "mssa", "normalize": False}, "normalize=False is about TSSA, but mixer=mssa"),
         ("softmax_mini", {"backend": "torch"}, "backend=torch is about TSSA, but mixer=softmax"),
         (
@@ -57,7 +57,7 @@ def test_image_size_is_one_number_or_two():
     [
         ("tost_tiny_patch16_224", {}),
         ("tost_mini", {"mlp_ratio": 2.5, "class_depth": 3, "in_chans": 1}),
-        ("tost_mini", {"gate": True, "conv_width": 3}),
+        ("tost_mini", {**PLUS, "conv_width": 3}),
         ("tost_mini", {"conv_width": 3, "conv_at": "both"}),
         ("tost_mini", {"conv_width": 5, "conv_at": "block"}),
         ("xcit_mini", {"conv_width": 3, "conv_at": "values"}),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.tiny import perturb
-from tost.nn import CausalLinearAttention, CausalS4D, GatedDeltaNet, GatedTSSA, MinGRU, NoMixer
+from tost.nn import CausalLinearAttention, CausalS4D, GatedDeltaNet, MinGRU, NoMixer
 from tost.ops._scan import linear_recurrence
 from tost.testing import assert_close
 
@@ -18,7 +18,6 @@ D = C // H
 MIXERS = {
     "linear": CausalLinearAttention,
     "mingru": MinGRU,
-    "gated_tssa": GatedTSSA,
     "gated_delta": GatedDeltaNet,
     "s4d": partial(CausalS4D, state_size=6, step=(0.05, 0.5)),
 }
@@ -47,19 +46,6 @@ def mingru(module, x, parts, memory):
     return (F.silu(gate) * memory).view(H, D), memory
 
 
-def gated_tssa(module, x, parts, memory):
-    update, value, gate = parts.flatten(1)
-    z, (mean, variance) = update.sigmoid(), memory.chunk(2)
-    # Weighted moments of the tokens so far, with the rest of the weight on a token of zeros before the first.
-    square = (1 - z) * (variance + mean**2) + z * value**2
-    mean = (1 - z) * mean + z * value
-    variance = square - mean**2
-    pi = H * torch.softmax(module.temperature * (value**2 / square).view(H, D).mean(dim=1), dim=0)
-    step = pi[:, None] * ((value - mean) / (1 + variance)).view(H, D)
-    y = (F.silu(gate) * mean).view(H, D) - (F.silu(gate) * module.share).view(H, D) * step
-    return y, torch.cat((mean, variance))
-
-
 def gated_delta(module, x, parts, memory):
     q, k, v, gate = parts
     q, k = (F.silu(part) / F.silu(part).norm(dim=-1, keepdim=True) for part in (q, k))
@@ -83,7 +69,7 @@ def s4d(module, x, memory):
     return F.glu(module.proj_out(F.gelu(y)), dim=0), torch.view_as_real(states).flatten(1)
 
 
-STEPS = {"linear": linear, "mingru": mingru, "gated_tssa": gated_tssa, "gated_delta": gated_delta}
+STEPS = {"linear": linear, "mingru": mingru, "gated_delta": gated_delta}
 
 
 def definition(name, module, x):
@@ -178,36 +164,6 @@ def test_every_dtype_follows_float64(name, dtype, bound):
     y, state = module.forward_with_state(x.to(dtype))
     assert (y.dtype, state.memory.dtype) == (dtype, torch.float32)
     assert_close("y", y, exact(x), bound)
-
-
-def test_the_step_of_gated_statistics_is_the_gradient_of_their_rate():
-    module, x = make("gated_tssa"), tokens(9)
-    parts = module.proj_in(x).view(B, 9, 3, H, D).detach().requires_grad_()
-    with torch.no_grad():
-        module.temperature.zero_()  # all memberships are 1
-        module.share.fill_(1.0)
-    y, memory = module.recur(x, parts, x.new_zeros(B, 2 * C), None)
-    mean, variance = memory.chunk(2, dim=1)
-    (gradient,) = torch.autograd.grad(torch.log1p(variance).sum() / 2, parts, retain_graph=True)
-    update, _, gate = parts[:, -1].flatten(2).unbind(1)
-    step = mean - y[:, -1].flatten(1) / F.silu(gate)
-    assert_close("step", update.sigmoid() * step, gradient[:, -1, 1].flatten(1), 1e-10)
-
-
-def test_variances_of_gated_statistics_survive_large_means():
-    # In float32 the mean of squares less the square of the mean would be all rounding.
-    module, wide = make("gated_tssa", torch.float32), make("gated_tssa")
-    for each in (module, wide):
-        each.load_state_dict(module.state_dict())
-        with torch.no_grad():
-            each.proj_in.bias[C : 2 * C] = 1e4  # of the values
-    x = tokens(200, torch.float32)
-    (mean, found), (_, exact) = (
-        each.forward_with_state(x.to(each.share.dtype))[1].memory.chunk(2, dim=1) for each in (module, wide)
-    )
-    assert mean.min() > 5e3
-    assert found.min() >= 0
-    assert_close("variance", found, exact, 1e-2)
 
 
 def test_the_control_mixes_nothing_and_counts():

@@ -89,37 +89,29 @@ def calls(H: int, D: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]
         C = layout.programs
         return Sums(empty(C, H, D), empty(C, H, D), empty(C, H))
 
-    def packed(*, decays: bool = False) -> launch.Layout:
-        return launch.packed_layout(empty(S + 1, dtype=torch.int32), N, choose_tiles(H, D, decays=decays).CHUNK)
-
     w, short, one = (empty(S, n, H, D, dtype=dtype) for n in (N, 196, 1))
-    t, count, sums = empty(H), empty(S), Sums(empty(S, H, D), empty(S, H, D), empty(S, H))
-    plain, layout = Inputs(w, t, None, bias=empty(1, N, H)), launch.padded_layout(w, choose_tiles(H, D).CHUNK)
+    t, sums, chunk = empty(H), Sums(empty(S, H, D), empty(S, H, D), empty(S, H)), choose_tiles(H, D).CHUNK
+    plain, layout = Inputs(w, t, None, bias=empty(1, N, H)), launch.padded_layout(w, chunk)
     # Options that a sequence of one token or a short one has too, and all sequences in one row.
     row, mask, pi = w[:1], empty(1, N, dtype=torch.bool), empty(1, N, H)
-    full = Inputs(row, t, mask, empty(1, N, H), sums, empty(1, N, H), t)
-    step = Inputs(one, t, empty(S, 1, dtype=torch.bool), empty(S, 1, H), sums, empty(1, 1, H), t)
+    packed = launch.packed_layout(empty(S + 1, dtype=torch.int32), N, chunk)
+    full = Inputs(row, t, mask, empty(1, N, H), sums)
+    step = Inputs(one, t, empty(S, 1, dtype=torch.bool), empty(S, 1, H), sums)
     short_mask = empty(S, 196, dtype=torch.bool)
     return {
-        "tssa forward": lambda: launch.tssa_forward(w, t, None, None, normalize=True),
-        "tssa backward": lambda: launch.tssa_backward(w, w, t, None, None, empty(S, N, H), *sums),
-        "short tssa forward": lambda: launch.tssa_forward(short, t, None, None, normalize=True),
+        "tssa forward": lambda: launch.tssa_forward(w, t, None, normalize=True),
+        "tssa backward": lambda: launch.tssa_backward(w, w, t, None, empty(S, N, H), *sums),
+        "short tssa forward": lambda: launch.tssa_forward(short, t, None, normalize=True),
         "causal forward": lambda: launch.causal_forward(plain),
         "causal backward": lambda: launch.causal_backward(w, launch.NO_SUMS, plain, empty(S, N, H), starts(layout)),
         "causal step": lambda: launch.causal_step(Inputs(one, t, None, bias=empty(1, 1, H), before=sums)),
-        "tssa forward, all options": lambda: launch.tssa_forward(
-            row, t, mask, count, normalize=True, layout=packed()
-        ),
-        "tssa backward, all options": lambda: launch.tssa_backward(
-            row, row, t, mask, count, pi, *sums, layout=packed()
-        ),
-        "short tssa forward, all options": lambda: launch.tssa_forward(short, t, short_mask, count, normalize=True),
-        "causal forward, all options": lambda: launch.causal_forward(full, packed(decays=True)),
-        "causal backward, all options": lambda: launch.causal_backward(
-            row, sums, full, pi, starts(packed(decays=True)), packed(decays=True)
-        ),
+        "tssa forward, all options": lambda: launch.tssa_forward(row, t, mask, normalize=True, layout=packed),
+        "tssa backward, all options": lambda: launch.tssa_backward(row, row, t, mask, pi, *sums, layout=packed),
+        "short tssa forward, all options": lambda: launch.tssa_forward(short, t, short_mask, normalize=True),
+        "causal forward, all options": lambda: launch.causal_forward(full, packed),
+        "causal backward, all options": lambda: launch.causal_backward(row, sums, full, pi, starts(packed), packed),
         "causal step, all options": lambda: launch.causal_step(step),
-    }  # fmt: skip
+    }
 
 
 def launches_of(call: Callable[[], object]) -> list[Launch]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpretedFunction, ScanOps
+from triton.runtime.interpreter import InterpretedFunction
 
 from tost.ops.form import Form
 
@@ -22,12 +22,10 @@ from tost.ops.form import Form
 def speed_up() -> None:
     """Make the interpreter several times as fast.
 
-    Its own scans call the function that combines two numbers for every number: here whole arrays are combined, in log N
-    rounds as on a device. It prepares the language again for every function that a kernel calls: here the launch does
-    for the kernel's own, and this function for those of triton, once. And it works out the type and the shape of every
-    result again, which takes longer than the result: here those of one kind are worked out once.
+    It prepares the language again for every function that a kernel calls: here the launch does for the kernel's own,
+    and this function for those of triton, once. And it works out the type and the shape of every result again, which
+    takes longer than the result: here those of one kind are worked out once.
     """
-    ScanOps.generic_scan = _scan
     interpreter._patch_lang(tl.zeros.fn)
     InterpretedFunction.__call__ = _call
     tl.tensor.__init__, tl.block_type.__init__ = _init_tensor, _init_block_type
@@ -60,24 +58,6 @@ def _init_block_type(self, element_ty, shape, *, init=tl.block_type.__init__, kn
 
 def _call(self, *args, **kwargs):
     return self.rewrite()(*args, **kwargs)
-
-
-def _scan(self, inputs):
-    arrays = [np.moveaxis(x.handle.data, self.axis, 0).copy() for x in inputs]
-    distance = 1
-    while distance < len(arrays[0]):
-        # Sizes are powers of two, so the first ones are combined too, with the last; that is not used.
-        earlier = [self.to_tensor(np.roll(x, distance, 0), y.dtype) for x, y in zip(arrays, inputs, strict=True)]
-        later = [self.to_tensor(x, y.dtype) for x, y in zip(arrays, inputs, strict=True)]
-        combined = self.combine_fn.fn(*earlier, *later)
-        arrays = [
-            np.concatenate((x[:distance], y.handle.data[distance:])) for x, y in zip(arrays, combined, strict=True)
-        ]
-        distance *= 2
-    return [
-        self.to_tensor(np.ascontiguousarray(np.moveaxis(x, 0, self.axis)), y.dtype)
-        for x, y in zip(arrays, inputs, strict=True)
-    ]
 
 
 class Access(NamedTuple):
@@ -190,20 +170,8 @@ def metered_calls(H: int, D: int, tokens: int) -> dict[str, tuple[list[Launch], 
     forward = run("tssa forward", ops.tssa_triton, w, t, None, None, form)
     run("tssa backward", ops.tssa_triton_backward, w, w, t, None, *forward[1:], None, form)
     run("short tssa forward", ops.tssa_triton, w[:, :196].contiguous(), t, None, None, form)
-    forward = run("causal forward", ops.causal_tssa_triton, w, t, *[None] * 8, form)
-    saved = (w, t, None, None, *forward[1:3], None, None, None, form)
+    forward = run("causal forward", ops.causal_tssa_triton, w, t, *[None] * 6)
+    saved = (w, t, None, None, *forward[1:3], None)
     run("causal backward", ops.causal_tssa_triton_backward, w, None, None, None, *saved)
-    run(
-        "causal step",
-        ops.causal_tssa_triton_step,
-        w[:, :1].contiguous(),
-        t,
-        None,
-        None,
-        *forward[3:],
-        None,
-        None,
-        None,
-        form,
-    )
+    run("causal step", ops.causal_tssa_triton_step, w[:, :1].contiguous(), t, None, None, *forward[3:], None)
     return found

@@ -13,7 +13,7 @@ from tests.ops.triton.interpreter import Access, Launch, metered_calls, watched
 from tests.ops.triton.limits import TRAFFIC, check_traffic
 from tost.ops.triton import launch
 
-EVERYTHING = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
+EVERYTHING = {"masked": True, "bias": True, "state": True}
 # Sequences longer than one chunk; a last chunk that is not full; more chunks than one tile of the scan holds.
 LONG = (1, 64 * 17 + 3, 2, 3)
 
@@ -42,7 +42,7 @@ def test_short_sequences_and_steps_are_one_launch():
 def test_a_step_is_a_sequence_of_one_token(options):
     case = make_case((3, 1, 3, 5), torch.float64, **options)
     arguments = (case.w, case.temperature, case.bias)
-    keywords = {"mask": case.mask, "state": case.state, "count_scaled": case.count_scaled, "decay": case.decay}
+    keywords = {"mask": case.mask, "state": case.state}
     with torch.no_grad():
         y, after = tost.causal_tssa_with_state(*arguments, **keywords, backend="triton")
         z, expected = tost.causal_tssa_with_state(*arguments, **keywords, backend="reference")
@@ -86,7 +86,7 @@ def test_padding_may_hold_anything(run, options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "options"),
-    [(run_tssa, {}), (run_tssa, {"masked": True, "count_scaled": True}), (run_causal, {}), (run_causal, EVERYTHING)],
+    [(run_tssa, {}), (run_tssa, {"masked": True}), (run_causal, {}), (run_causal, EVERYTHING)],
 )
 def test_sequences_with_more_chunks_than_a_tile_of_the_scan(run, options):
     case = make_case(LONG, torch.float64, **options)

@@ -35,8 +35,8 @@ def make_leaves(shape, dtype, *, causal, form):
     B, N, H, D = shape
     sums = statistics_dtype(dtype)
     # Memberships should not be all or nothing, or gradients are rounding. Energies that are not normalized, and those
-    # of first tokens, are as large as D, and scaled ones as N.
-    sharpness = {"not normalized": 1 / D, "all options": 1 / N}.get(form, min(1, 16 / D) if causal else 1.0)
+    # of first tokens, are as large as D.
+    sharpness = 1 / D if form == "not normalized" else min(1, 16 / D) if causal else 1.0
     temperature = (sharpness * torch.randn(H, generator=g)).to(sums)
     found = {"w": torch.randn(shape, generator=g).to(dtype), "temperature": temperature}
     if causal:
@@ -44,8 +44,6 @@ def make_leaves(shape, dtype, *, causal, form):
     if causal and form in ("all options", "one token"):
         sizes = {"squares": (B, H, D), "weighted_squares": (B, H, D), "mass": (B, H)}
         found |= {name: (3 * torch.rand(size, generator=g)).to(sums) for name, size in sizes.items()}
-    if causal and form:
-        found["decay"] = torch.tensor([0.9, 1.0, 0.5, 0.999])[torch.arange(H) % 4].to(sums)
     if form == "one token":
         found["w"] = found["w"][:, :1].contiguous()
     if form == "packed":
@@ -58,7 +56,7 @@ def make_options(shape, form):
     B, N = shape[:2]
     if form == "all options":
         mask = torch.rand((B, N), generator=torch.Generator().manual_seed(1)) > 0.3
-        return {"mask": mask.to(DEVICE), "count_scaled": True}
+        return {"mask": mask.to(DEVICE)}
     if form == "packed":  # the rows, the first one cut after a token, and an empty sequence
         begins = sorted([*range(0, B * N + 1, N), min(1, B * N), B * N])
         return {"cu_seqlens": torch.tensor(begins, dtype=torch.int32, device=DEVICE)}
@@ -75,7 +73,7 @@ def run(leaves, options, backend, *, causal):
         if "mass" in inputs:
             position = torch.ones(w.shape[0], dtype=torch.int64, device=w.device)
             state = TSSAState(inputs["squares"], inputs["weighted_squares"], inputs["mass"], position)
-        options = {**options, "state": state, "decay": inputs.get("decay"), "backend": backend}
+        options = {**options, "state": state, "backend": backend}
         y, after = causal_tssa_with_state(w, temperature, inputs["bias"], **options)
         outputs = {"y": y, **dict(zip(TSSAState._fields[:3], after[:3], strict=True))}
     else:
@@ -107,4 +105,6 @@ def test_kernels_agree_with_the_reference(causal, form, shape, dtype):
     expected = run({name: x.double() for name, x in leaves.items()}, options, "reference", causal=causal)
     assert all(torch.equal(found[name], again[name]) for name in found)
     errors = {name: relative_rms(found[name], expected[name]) for name in expected}
-    assert {name: error for name, error in errors.items() if not error <= BOUNDS[dtype]} == {}
+    # The gradient of a temperature is one sum over all tokens, of terms that may cancel.
+    bounds = dict.fromkeys(errors, BOUNDS[dtype]) | {"dtemperature": 10 * BOUNDS[dtype]}
+    assert {name: error for name, error in errors.items() if not error <= bounds[name]} == {}

@@ -17,14 +17,14 @@ pytest.importorskip("triton", reason="triton has no packages for this platform")
 from triton.runtime.errors import InterpreterError
 
 from tests.ops.triton.interpreter import watched
-from tests.ops.triton.packed import compare_packed_causal, compare_packed_tssa
+from tests.ops.triton.packed import compare_packed
 from tost.ops.triton import kernels, launch
 from tost.ops.triton import tiles as sizes
 
 FOLDER = Path(kernels.__file__).parent
 BOUND = 1e-11
 PACKED = [1, 9, 0, 4, 3]
-EVERYTHING = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
+EVERYTHING = {"masked": True, "bias": True, "state": True}
 
 # File, what stands there (once or more), and what is put in its place.
 MUTANTS = [
@@ -32,18 +32,10 @@ MUTANTS = [
     ("common", "begin = first + (chunk % chunks) * CHUNK", "begin = first + (chunk % chunks) * (CHUNK - 1)"),
     ("common", "real = real & (tl.load(mask + rows, real, 0) != 0)", "real = real"),
     ("common", 'tl.where((tl.arange(0, HP) < H)[None, :], logit, float("-inf"))', "logit"),
-    ("common", "x * next_factor + next_x", "x + next_x"),
-    ("common", "return within + start * like(power(powers, head, exponent, CHUNK), x)", "return within + start"),
-    ("common", "return tl.cumsum(x, 0) + start", "return tl.cumsum(x, 0)"),
-    ("common", "tl.cumsum(x, 0, reverse=True) + later", "tl.cumsum(x, 0) + later"),
-    ("common", "tl.cumsum(x, 0, reverse=True) + later", "tl.cumsum(x, 0, reverse=True)"),
-    ("common", "tl.where(real, power(powers, head, 1, CHUNK), 1.0)", "real * 0 + power(powers, head, 1, CHUNK)"),
-    ("common", "total = within + later * like(power(powers, head, left, CHUNK), x)", "total = within + later"),
-    ("common", "x = x * like(power(powers, head, counted(real), CHUNK), x)", "x = x"),
-    ("common", "x = x * like(power(powers, head, left, CHUNK), x)", "x = x"),
+    ("common", "total = tl.cumsum(x, 0) + carry[None, :]", "total = tl.cumsum(x, 0)"),
     ("common", "to = (c - 1) if BACKWARD else (c + 1)", "to = c"),
     ("common", "c = (last - step) if BACKWARD else (low + step)", "c = low + step"),
-    ("common", "x += tl.where(first, factor, 0.0)[:, None]", "x += tl.where(first, 1.0, 0.0)[:, None]"),
+    ("common", "0.0), 0) + carry_mass", "0.0), 0)"),
     ("common", "== BLOCK - 1)[:, None], total", "== 0)[:, None], total"),
     ("common", "inside = c < count", "inside = c < count + 1"),
     ("common", "kept[:, None] & (d < D)[None, :]", "kept[:, None]"),
@@ -57,28 +49,29 @@ MUTANTS = [
     ("tssa", "DP), SQUARE_FLOOR)", "DP), 1e-40)"),
     ("tssa", "tl.maximum(summed, SQUARE_FLOOR)", "tl.maximum(summed, 1e-40)"),
     ("tssa", "d_squares = tl.where(total > SQUARE_FLOOR, d_squares, 0.0)", "d_squares = d_squares"),
-    ("tssa", "factor = factor * tl.load(count + sequence)", "factor = factor"),
     ("tssa", "tl.load(mass + sequence * H + head) + common.MASS_FLOOR", "tl.load(mass + sequence * H + head)"),
-    ("tssa", "by_temperature = by_temperature * tl.load(count + sequence)", "by_temperature = by_temperature"),
     ("tssa", "m = (masses + common.MASS_FLOOR)[:, None]", "m = (masses + 2 * common.MASS_FLOOR)[:, None]"),
     ("tssa", "[:, None] + common.MASS_FLOOR", "[:, None]"),
     ("tssa", "p * (d_pi - tl.sum(p * d_pi, 1)[:, None])", "p * d_pi"),
     ("tssa", "d_mass = -tl.sum(d_weighted * moment, 1)", "d_mass = tl.sum(d_weighted * moment, 1)"),
     ("causal", "carry += tl.sum(square, 0)", "carry += 0.0"),
-    ("causal", "energy + D * load_of_tokens(bias, rows[:, None]", "energy + load_of_tokens(bias, rows[:, None]"),
+    ("causal", "energy + D * load_bias(bias, rows[:, None]", "energy + load_bias(bias, rows[:, None]"),
     ("causal", "rows = rows - first", "rows = rows"),
     ("causal", "return total, m[:, None] + common.MASS_FLOOR", "return total, m[:, None]"),
     ("causal", "floored = (m + common.MASS_FLOOR)[:, None]", "floored = m[:, None]"),
     ("causal", "tl.maximum(prefix, PREFIX_FLOOR)", "tl.maximum(prefix, 1e-40)"),
     ("causal", "tl.where(total > PREFIX_FLOOR, direct, 0.0)", "direct"),
-    ("causal", "before = common.real_tokens(mask, rows - 1, begin, end)", "before = real"),
-    ("causal", "seen = common.counted(real) - real.to(tl.int32)", "seen = common.counted(real)"),
-    ("causal", "d_share = d_share * load_of_tokens(", "d_share = d_share + 0 * load_of_tokens("),
-    ("causal", "d_share = d_energy * s", "d_share = d_energy"),
-    ("causal", "energy = energy * s", "energy = energy"),
-    ("causal", "before * factor[:, None], total * factor[:, None], m * factor", "before, total * factor[:, None], m"),
+    ("causal", "tl.cumsum(p[:, None] * (x * x), 0) + common", "tl.cumsum(x * x, 0) + common"),
+    ("causal", "m = tl.cumsum(p, 0) + tl.load(mass + chunk * H + head)", "m = tl.cumsum(p, 0)"),
+    ("causal", "tl.cumsum(direct, 0, reverse=True)", "tl.cumsum(direct, 0)"),
+    ("causal", " + common.load_sum(later_weighted, chunk, head, H, D, DP)", ""),
+    ("causal", " + common.load_sum(later_squares, chunk, head, H, D, DP)", ""),
+    ("causal", "tl.cumsum(to_mass, 0, reverse=True)", "tl.cumsum(to_mass, 0)"),
+    ("causal", " + tl.load(later_mass + chunk * H + head)", ""),
+    ("causal", "total = tl.cumsum(square, 0) + common", "total = square + common"),
+    ("causal", "c = tl.load(squares + own, inside, 0.0) + square", "c = square"),
     ("causal", "tl.sum(x * (x * bar - o * gain), 1) + bar_mass", "tl.sum(x * (x * bar - o * gain), 1)"),
-    ("causal", "total = total * fade[:, None]", "total = total"),
+    ("causal", "total_mass += tl.sum(p, 0)", "total_mass += 0.0"),
 ]  # fmt: skip
 
 
@@ -94,7 +87,7 @@ def compare(run, shape, *, times=1.0, **options):
 
 def compare_step():
     case = make_case((3, 1, 3, 5), torch.float64, **EVERYTHING)
-    keywords = {"mask": case.mask, "state": case.state, "count_scaled": True, "decay": case.decay}
+    keywords = {"mask": case.mask, "state": case.state}
     with torch.no_grad():
         found, expected = (
             tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **keywords, backend=backend)
@@ -104,11 +97,11 @@ def compare_step():
 
 
 def compare_tssa():
-    compare(run_tssa, (2, 7, 3, 5), masked=True, count_scaled=True)
+    compare(run_tssa, (2, 7, 3, 5), masked=True)
     compare(run_tssa, (1, 7, 3, 5), times=1e-13)
     compare(run_tssa, (1, 9, 3, 5), times=1e-13)
-    compare(run_tssa, (2, 18, 3, 5), masked=True, count_scaled=True)
-    compare_packed_tssa(PACKED, count_scaled=True)
+    compare(run_tssa, (2, 18, 3, 5), masked=True)
+    compare_packed(PACKED, causal=False)
 
 
 def compare_causal():
@@ -117,7 +110,7 @@ def compare_causal():
     compare(run_causal, (1, 18, 3, 5), state=True)
     compare(run_causal, (1, 9, 3, 5), times=1e-7)
     compare(run_causal, (1, 18, 3, 5), **EVERYTHING)
-    compare_packed_causal(PACKED, decays=True)
+    compare_packed(PACKED, causal=True)
 
 
 def compare_all(module="common"):
@@ -136,7 +129,6 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(sizes, "LANES", 128)
     monkeypatch.setattr(launch, "SHORT", 8)
     assert sizes.choose_tiles(3, 5)[2:5] == (4, 2, 4)
-    assert sizes.choose_tiles(3, 5, decays=True)[2:5] == (4, 1, 4)
 
 
 @pytest.mark.slow

@@ -14,7 +14,14 @@ from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.recipes import load_config
 from tost.train import dump_config
 from tost.train.checkpoint.files import CheckpointStore, save_tensors, write_manifest
-from tost.train.checkpoint.model import load_initial, load_weights, nearest_name, read_saved, save_model
+from tost.train.checkpoint.model import (
+    load_initial,
+    load_weights,
+    nearest_name,
+    read_saved,
+    save_model,
+    trained_precision,
+)
 
 MODELS = {
     "tost_lm_base": {"embed_dim": 8, "depth": 1, "num_heads": 2, "vocab_size": 11, "max_length": 8, "dropout": 0.1},
@@ -80,6 +87,15 @@ def test_a_run_is_loaded_from_its_newest_checkpoint(run_folder):
     average = tost.load_model(run, ema=True)
     for ours, theirs in zip(average.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, 3 * theirs)
+
+
+def test_the_precision_of_a_run_is_known(run_folder, tmp_path):
+    run, model = run_folder
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("precision: auto", "precision: bf16"))
+    save_model(model, run / "checkpoints" / "model")
+    assert trained_precision(run) == trained_precision(run / "checkpoints" / "last") == "bf16"
+    assert trained_precision(run / "checkpoints" / "model") is None
 
 
 def test_a_damaged_checkpoint_is_reported_and_passed_over(run_folder):

@@ -17,7 +17,7 @@ from tost.train.checkpoint.files import save_tensors
 from tost.train.evaluate.metrics import Evaluation, evaluate_checkpoint, evaluate_initial, measure
 from tost.train.task import Details
 
-TINY = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "evaluate.batch_size=4")
+TINY = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "evaluate.batch_size=4", "train.precision=fp32")
 TASK = get_task("image_classification")
 
 

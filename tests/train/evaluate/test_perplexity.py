@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.generation.models import VOCABULARY, endless, make
+from tests.models.tiny import PLUS
 from tost.errors import ConfigError
 from tost.train.evaluate.text import Score, score_random, score_stream, score_windows
 
@@ -55,7 +56,7 @@ def test_a_stream_is_one_forward_pass_whatever_the_chunks(chunk, length):
     assert (score.nats, score.tokens) == (pytest.approx(expected, rel=1e-9), length - 1)
 
 
-@pytest.mark.parametrize("options", [{"mixer": "softmax", "layer_scale": None}, {"conv_width": 3, "forget": True}])
+@pytest.mark.parametrize("options", [{"mixer": "softmax", "layer_scale": None}, {**PLUS, "conv_width": 3}])
 def test_streams_of_other_models(options):
     model, text = endless(**options), text_of(40)
     one_window = score_windows(model, text, length=39)

@@ -127,11 +127,6 @@ class ImageOptions(DataSetOptions):
         return self
 
     def _conflicts(self) -> Iterator[str]:
-        if self.color_jitter and self.auto_augment:
-            yield (
-                f"color_jitter={self.color_jitter} has no effect beside auto_augment={self.auto_augment}, which "
-                "changes colours itself; remove one of them."
-            )
         if isinstance(self.eval_resize, int) and self.eval_resize < max(self.size):
             yield (
                 f"eval_resize={self.eval_resize} is smaller than image_size={self.image_size}, which is cut out of it; "
@@ -257,13 +252,9 @@ class CustomImageOptions(ImageOptions):
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         if self.in_memory and not self.is_vectorized:
-            off = {"auto_augment": "null", "color_jitter": "0", "erasing": "0"}
-            wrong = {"crop": "none"} if self.crop == "resized" else {}
-            wrong |= {key: value for key, value in off.items() if getattr(self, key)}
             yield (
-                "in_memory=True keeps images of the final size, so crop: resized, auto_augment, color_jitter and "
-                "erasing cannot be applied to them; add "
-                f"{' '.join(f'data.options.{key}={value}' for key, value in wrong.items())}, or leave in_memory out."
+                "in_memory=True keeps images of the final size; add data.options.crop=none (or pad) and leave out "
+                "auto_augment, color_jitter and erasing, which cannot be applied to them."
             )
 
 
@@ -301,17 +292,9 @@ class ImageNetOptions(ImageOptions):
 
     validation_split: str = option("val", _VALIDATE_ON)
     eval_resize: _Resize = option("ratio", _EVAL_RESIZE)
-    real_labels: str | None = option(
-        None, "reassessed validation labels (ReaL): path of real.json, or timm for the copy that timm holds"
+    real_labels: Literal["timm"] | None = option(
+        None, "reassessed validation labels (ReaL); timm: the copy that timm holds"
     )
-
-    def _conflicts(self) -> Iterator[str]:
-        yield from super()._conflicts()
-        if self.real_labels is not None and self.hold_out:
-            yield (
-                f"real_labels={self.real_labels} belong to the validation images, but hold_out={self.hold_out} "
-                "validates on training images; remove one of them."
-            )
 
 
 _BUILD = "tost.data.images.dataset:build_images"
@@ -324,7 +307,7 @@ SPECS = tuple(
         ("flowers102", Flowers102Options, "Oxford flowers, 102 classes, in the official splits"),
         ("image_folder", ImageFolderOptions, "any images, sorted into folders: <split>/<class>/<image>"),
         ("image_parquet", ImageParquetOptions, "any images in parquet files with a column of images and one of labels"),
-        ("imagenet", ImageNetOptions, "ImageNet-1k, 1000 classes; folders, tar files or parquet files; ReaL labels"),
+        ("imagenet", ImageNetOptions, "ImageNet-1k, 1000 classes; folders or parquet files; ReaL labels"),
         ("pets", PetsOptions, "Oxford-IIIT cats and dogs, 37 breeds, in the official splits"),
     )
 )

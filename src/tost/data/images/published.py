@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import math
@@ -11,10 +10,10 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tost._io import read_json, read_pieces
+from tost._io import read_pieces
 from tost.data._tables import columns_of
 from tost.data.dataset import fingerprint
 from tost.data.images.options import ImageNetOptions, ImageOptions, split_names
@@ -30,12 +29,9 @@ from tost.data.images.sources import (
     FileImages,
     ImageSource,
     Split,
-    TarImages,
     check_folder,
     find_folder,
     find_shards,
-    image_files,
-    index_tar,
     open_class_folders,
     open_shards,
     wrong_place,
@@ -302,16 +298,14 @@ def _present(folder: Path, names: Sequence[str]) -> FileImages:
     return FileImages(folder, names)
 
 
-# ImageNet-1k as folders, tar files or parquet files, and the reassessed labels (ReaL) of its validation images.
+# ImageNet-1k as folders or parquet files, and the reassessed labels (ReaL) of its validation images.
 
 _IMAGES = 50_000  # of the validation set
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 _IMAGENET = (
-    "a folder with train/<wnid>/<image> and val/<wnid>/<image>, with tar files such as ILSVRC2012_img_train.tar and "
-    "ILSVRC2012_img_val.tar, or with parquet files such as train-*.parquet and validation-*.parquet"
+    "a folder with train/<wnid>/<image> and val/<wnid>/<image>, or with parquet files such as train-*.parquet and "
+    "validation-*.parquet"
 )
-_DEVKIT = "ILSVRC2012_devkit_t12/data"
-_LABEL_FILES = ("LOC_val_solution.csv", "val.txt", f"{_DEVKIT}/ILSVRC2012_validation_ground_truth.txt")
 
 
 @cache
@@ -328,116 +322,42 @@ def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def open_imagenet(options: ImageNetOptions, path: Path, split: str) -> Split:
-    """Read ImageNet-1k from folders, tar or parquet files; the validation split with ReaL labels on request."""
+    """Read ImageNet-1k from folders or parquet files; the validation split with ReaL labels on request."""
     check_folder(path, _IMAGENET)
-    found = replace(_open_imagenet(path, split_names(split), split), class_names=imagenet_classes()[1])
+    identifiers, class_names = imagenet_classes()
+    if shards := find_shards(path, split_names(split)):
+        found = open_shards(shards)
+    else:
+        folder = next((path / name for name in split_names(split) if (path / name).is_dir()), None)
+        if folder is None:
+            raise wrong_place(path, f"holds no split {split!r} of ImageNet", _IMAGENET)
+        found = open_class_folders(folder)
+        labels = {identifier: label for label, identifier in enumerate(identifiers)}
+        if unlike := sorted({*found.class_names} ^ {*identifiers}):
+            raise ConfigError(
+                f"{folder} does not hold the {len(identifiers)} classes of ImageNet-1k: {len(unlike)} are missing or "
+                f"unknown, such as {unlike[0]}; for other classes use the data set image_folder."
+            )
+        found = replace(found, targets=torch.tensor([labels[name] for name in found.class_names])[found.targets])
+    found = replace(found, class_names=class_names)
     if options.real_labels is not None and split == options.validation_split:
-        return replace(found, extra={"real": real_labels(options.real_labels, found.source)})
+        return replace(found, extra={"real": real_labels(found.source)})
     return found
 
 
-def _open_imagenet(path: Path, names: Sequence[str], split: str) -> Split:
-    if shards := find_shards(path, names):
-        return open_shards(shards)
-    for name in names:
-        folder = path / name
-        if folder.is_dir() and not any(folder.glob("*.tar")):
-            if any(entry.is_dir() for entry in folder.iterdir()):
-                found = open_class_folders(folder)
-                labels = _numbered(found.class_names, folder)
-                return replace(found, targets=torch.tensor([labels[name] for name in found.class_names])[found.targets])
-            if not (files := image_files(folder)):
-                raise wrong_place(folder, "holds no images", _IMAGENET)
-            return Split(source=FileImages(folder, files), targets=targets_of(files, path), layout="folder")
-    # Tar files whose names contain the split's as a word, without those of other tasks (_t3).
-    is_named = re.compile(rf"(^|[-_./])({'|'.join(names)})([-_.]|$)")
-    candidates = [*path.glob("*.tar"), *(file for name in names for file in (path / name).glob("*.tar"))]
-    tars = sorted(
-        file
-        for file in candidates
-        if is_named.search(file.relative_to(path).as_posix()) and not re.search(r"_t[0-9]$", file.stem)
-    )
-    if not tars:
-        raise wrong_place(path, f"holds no split {split!r} of ImageNet", _IMAGENET)
-    members = index_tar(tars)
-    if not members:
-        raise ConfigError(f"{', '.join(map(str, tars[:3]))}: no images are in it.")
-    folders = sorted({one.folder for one in members})
-    if all(one.label is not None for one in members):
-        targets = torch.tensor([one.label for one in members])
-    elif len(folders) == 1:  # all in one place: not sorted into classes
-        targets = targets_of([one.name for one in members], path)
-    else:
-        labels = _numbered(folders, tars[0])
-        targets = torch.tensor([labels[one.folder] for one in members])
-    return Split(source=TarImages(tars, members), targets=targets, layout="tar")
-
-
-def _numbered(found: Sequence[str], place: Path) -> Mapping[str, int]:
-    """Return the label of each class identifier; all of them must be there, and no others."""
-    identifiers, _ = imagenet_classes()
-    unknown, missing = sorted(set(found) - set(identifiers)), sorted(set(identifiers) - set(found))
-    if unknown or missing:
-        counts = [f"{len(names)} are {what}" + f" (such as {names[0]})" * bool(names) for what, names in
-                  (("missing", missing), ("unknown", unknown))]  # fmt: skip
-        raise ConfigError(
-            f"{place} does not hold the {len(identifiers)} classes of ImageNet-1k: {', '.join(counts)}; for other "
-            "classes use the data set image_folder."
-        )
-    return {identifier: label for label, identifier in enumerate(identifiers)}
-
-
-def targets_of(names: Sequence[str], path: Path) -> Tensor:
-    """Return the labels of images that are not sorted into classes, as the published validation files are."""
-    labels = labels_by_image(path)
-    stems = [PurePosixPath(name).name.partition(".")[0] for name in names]
-    unknown = [stem for stem in stems if stem not in labels]
-    if unknown:
-        raise ConfigError(f"{len(unknown)} images have no label, such as {unknown[0]}; see the label files in {path}.")
-    return torch.tensor([labels[stem] for stem in stems])
-
-
-def labels_by_image(path: Path) -> Mapping[str, int]:
-    """Return the labels of validation images, by file name without ending, from one of the published lists."""
-    numbers = {identifier: label for label, identifier in enumerate(imagenet_classes()[0])}
-    file = next((path / name for name in _LABEL_FILES if (path / name).is_file()), None)
-    if file is None:
-        raise ConfigError(
-            f"the validation images in {path} are not sorted into classes, and there is no file with their labels; "
-            f"add one of {', '.join(_LABEL_FILES)}, or sort the images into a folder per class."
-        )
-    try:
-        if file.suffix == ".csv":
-            with file.open(newline="", encoding="utf-8") as stream:
-                return {row["ImageId"]: numbers[row["PredictionString"].split()[0]] for row in csv.DictReader(stream)}
-        lines = [line.split() for line in file.read_text("utf-8").splitlines() if line.strip()]
-        if file.name == "val.txt":
-            by_text = {str(label): label for label in numbers.values()}
-            return {name.partition(".")[0]: by_text[label] for name, label in lines}
-        (synsets,) = read_matlab(file.with_name("meta.mat"), ["synsets"])
-        by_number = {int(one["ILSVRC2012_ID"]): numbers.get(str(one["WNID"]), -1) for one in synsets}
-        return {f"ILSVRC2012_val_{at:08d}": by_number[int(words[0])] for at, words in enumerate(lines, 1)}
-    except (LookupError, ValueError, TypeError, AttributeError, csv.Error) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{file} is not the label file that its name promises: {error!r}") from error
-
-
-def real_labels(file: str, source: ImageSource) -> Tensor:
-    """Return the reassessed labels of validation images.
+def real_labels(source: ImageSource) -> Tensor:
+    """Return the reassessed labels of validation images, from the copy that timm holds.
 
     Args:
-        file: Path of ``real.json``: a list of labels for each of the 50,000 images, in the order of their numbers.
-            ``"timm"`` takes the copy that timm holds.
         source: The images. Their numbers are in their file names.
 
     Returns:
         The labels of each image, padded with -1, int64 ``[N, M]``. Images that show none of the classes have none.
 
     Raises:
-        ConfigError: The file is something else, or an image is not of the validation set.
+        ConfigError: An image is not of the validation set.
     """
-    lists = _read_real(file)
+    lists = _timm_labels()
     longest = max(map(len, lists))
     padded = torch.tensor([[*one, *[-1] * (longest - len(one))] for one in lists], dtype=torch.int64)
     rows = [_NUMBER.search(source.file_name(row)) for row in range(len(source))]
@@ -450,23 +370,12 @@ def real_labels(file: str, source: ImageSource) -> Tensor:
     return padded[torch.tensor([int(found[1]) - 1 for found in rows if found])]
 
 
-def _read_real(file: str) -> list[list[int]]:
-    if file == "timm":
-        import tost._torchvision  # noqa: F401
+def _timm_labels() -> list[list[int]]:
+    import tost._torchvision  # noqa: F401
 
-        # isort: split
-        from timm.data.real_labels import RealLabelsImagenet
+    # isort: split
+    from timm.data.real_labels import RealLabelsImagenet
 
-        holder: Any = RealLabelsImagenet
-        by_name: dict[str, list[int]] = holder([""] * _IMAGES).real_labels
-        return [by_name[name] for name in sorted(by_name)]
-    lists = read_json(Path(file), error=ConfigError, hint="it is data.options.real_labels.")
-    if not isinstance(lists, list) or not 0 < len(lists) <= _IMAGES or not all(map(_is_labels, lists)):
-        raise ConfigError(
-            f"data.options.real_labels {file} is something else; it must hold a list of labels per validation image."
-        )
-    return lists
-
-
-def _is_labels(one: object) -> bool:
-    return isinstance(one, list) and len(one) < 100 and all(type(label) is int and 0 <= label < 1000 for label in one)
+    holder: Any = RealLabelsImagenet
+    by_name: dict[str, list[int]] = holder([""] * _IMAGES).real_labels
+    return [by_name[name] for name in sorted(by_name)]

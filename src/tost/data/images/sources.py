@@ -1,4 +1,4 @@
-"""Where images come from: folders, tar files and parquet files. One row is one image.
+"""Where images come from: folders and parquet files. One row is one image.
 
 A source holds names and places, not images, so that it is small enough to be sent to worker processes.
 """
@@ -9,12 +9,11 @@ import hashlib
 import json
 import os
 import re
-import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from tost.data._tables import check_columns, columns_of, open_parquet, read_column
-from tost.data._tar import TarEntry, TarPart, open_tar
+from tost.data.dataset import hash_files
 from tost.data.images.options import ImageOptions, ImageParquetOptions, class_folders, split_names
 from tost.data.images.transforms import BadImageError, read_image
 from tost.errors import ConfigError
@@ -213,8 +212,10 @@ class FileImages(ImageSource):
             return file.read()
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the listing: paths below the folder, and sizes."""
-        return hash_lines(f"{name}\t{self._size(name)}" for name in map(os.fsdecode, self._names))
+        """Return the SHA-256 of the listing, paths below the folder and sizes, and of pieces of the content."""
+        names = list(map(os.fsdecode, self._names))
+        listing = hash_lines(f"{name}\t{self._size(name)}" for name in names)
+        return hash_lines([listing, hash_files([self.root / name for name in names])])
 
     def _size(self, name: str) -> int:
         try:
@@ -290,109 +291,6 @@ def open_class_folders(folder: Path) -> Split:
     return Split(
         source=FileImages(folder, names), targets=torch.tensor(targets), class_names=tuple(classes), layout="folder"
     )
-
-
-# Tar files, which are indexed once and read at their places, without unpacking.
-
-
-class Member(NamedTuple):
-    """An image in a tar file.
-
-    Attributes:
-        file: Number of the tar file.
-        name: Path of the image in it; in a tar file inside a tar file, after the inner one's name.
-        folder: What it is sorted into: the folder or the inner tar file; empty if neither.
-        start: Where its content starts, in bytes from the beginning of the outer file.
-        size: In bytes.
-        label: Number of its class, if there is a ``.cls`` file beside it.
-    """
-
-    file: int
-    name: str
-    folder: str
-    start: int
-    size: int
-    label: int | None
-
-
-class TarImages(ImageSource):
-    """Members of tar files.
-
-    Args:
-        paths: The tar files.
-        members: What `index_tar` found in them.
-    """
-
-    def __init__(self, paths: Sequence[Path], members: Sequence[Member]) -> None:
-        self.paths, self._names = list(paths), _pack([one.name for one in members])
-        self.places = np.array([(one.file, one.start, one.size) for one in members], dtype=np.int64).reshape(-1, 3)
-        self._open: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        """Return the number of members."""
-        return len(self._names)
-
-    def name(self, row: int) -> str:
-        """Return the path of the tar file with the name of the member."""
-        return f"{self.paths[int(self.places[row, 0])]}:{os.fsdecode(self._names[row])}"
-
-    def read(self, row: int) -> bytes:
-        """Return the content of a member."""
-        file, start, size = map(int, self.places[row])
-        _check_size(size)
-        if file not in self._open:
-            self._open[file] = os.open(self.paths[file], os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        # Reading at a place, not from a position, so that forked workers can share an open file.
-        return os.pread(self._open[file], size, start)
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the listing: names of the members, and sizes."""
-        names = map(os.fsdecode, self._names)
-        return hash_lines(f"{name}\t{size}" for name, size in zip(names, self.places[:, 2], strict=True))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}
-
-    def __del__(self) -> None:
-        for handle in self.__dict__.get("_open", {}).values():
-            os.close(handle)
-
-
-def index_tar(paths: Sequence[Path]) -> list[Member]:
-    """List the images in tar files, and in tar files inside them, sorted by file and name.
-
-    Args:
-        paths: The tar files; they must not be compressed.
-
-    Raises:
-        ConfigError: One is compressed, damaged or cut off.
-    """
-    found: list[Member] = []
-    for number, path in enumerate(paths):
-        with open_tar(path) as archive:
-            found += sorted(_members(archive, number, ""), key=lambda one: one.name)
-    return found
-
-
-def _members(archive: TarPart, number: int, outer: str) -> Iterator[Member]:
-    labels: dict[str, int] = {}
-    images: list[TarEntry] = []
-    for entry in archive.entries():
-        if entry.path.suffix == ".tar":
-            if outer:
-                raise tarfile.ReadError(f"{outer} holds {entry.path.name}; one tar file in another is the most")
-            yield from _members(archive.inner(entry), number, str(entry.path))
-        elif entry.path.suffix == ".cls":
-            text = archive.content(entry._replace(size=min(entry.size, 17))).strip()
-            if len(text) > 16 or not text.isdigit():
-                raise tarfile.ReadError(f"{entry.path} holds {text!r}, which is not the number of a class")
-            labels[str(entry.path.with_suffix(""))] = int(text)
-        elif _is_image(entry.path.name):
-            images.append(entry)
-    for path, start, size in images:
-        folder = path.parent.name or PurePosixPath(outer).stem
-        full = f"{outer}/{path}" if outer else str(path)
-        yield Member(number, full, folder, start, size, labels.get(str(path.with_suffix(""))))
 
 
 # Parquet files, as on the Hugging Face hub: a column of encoded images and one of labels.
@@ -557,11 +455,12 @@ class ParquetImages(ImageSource):
         return data
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of names, and of the sizes of all groups of rows."""
-        return hash_lines(
+        """Return the SHA-256 of names, of the sizes of all groups of rows, and of pieces of the content."""
+        listing = hash_lines(
             f"{path.name}\t" + " ".join(f"{group.num_rows}:{group.total_byte_size}" for group in _groups(path))
             for path in self.paths
         )
+        return hash_lines([listing, hash_files(self.paths)])
 
     def load(self) -> None:
         """Make the rows readable, if they are not yet.

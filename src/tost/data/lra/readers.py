@@ -7,7 +7,6 @@ Id 0 is padding. Bytes are the ids 1 to 256, and 257 is their end. The ids of Li
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tost.data._tables import check_columns, columns_of, load_hub, read_column
+from tost.data._tables import check_columns, columns_of, read_column
 from tost.data.dataset import Batch, DataBundle, Dataset, fingerprint, spread
 from tost.data.images.options import Cifar10Options
 from tost.data.images.published import CIFAR10_NAMES, open_cifar
@@ -30,14 +29,13 @@ from tost.data.images.sources import (
     open_image_folder,
     wrong_place,
 )
-from tost.data.images.transforms import read_image, to_grey
+from tost.data.images.transforms import to_grey
 from tost.data.lra import options as lra
 from tost.data.lra.listops import FOLDER, SYMBOLS
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
 _RELEASE = "lra_release"
-_HUB = "hub:"  # start of a path that names a data set of the Hugging Face hub
 _LONGEST_LINE = 1 << 26  # bytes
 _SHOWN = 40  # bytes of a wrong value in messages
 
@@ -266,7 +264,7 @@ def index_pairs(path: Path) -> SequenceSource:
 
 _REVIEWS = (
     "the folder of train.parquet and test.parquet (columns text and label), or of train/neg, train/pos, test/neg and "
-    "test/pos with one review per .txt file; or be hub:NAME, such as hub:stanfordnlp/imdb"
+    "test/pos with one review per .txt file"
 )
 _CLASSES = ("neg", "pos")
 
@@ -303,10 +301,6 @@ def build_text(options: lra.LraTextOptions, path: str) -> DataBundle:
 def _read_reviews(path: str, split: str) -> tuple[SequenceSource, str]:
     """Return reviews and the kind of files."""
     where, columns = f"the split {split!r} of {path}", ("text", "label")
-    if path.startswith(_HUB):
-        loaded = _load_hub_split(path, split)
-        check_columns(columns, loaded.column_names, where)
-        return _review_source(list(loaded["text"]), list(loaded["label"]), where), "hub"
     folder = Path(path)
     check_folder(folder, _REVIEWS)
     if shards := find_shards(folder, [split]):
@@ -331,11 +325,6 @@ def _review_source(texts: Sequence[Any], labels: Sequence[Any], where: str) -> S
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"{where} holds no reviews, or some that are no text.")
     return SequenceSource.of([text.encode() for text in texts], torch.tensor(labels, dtype=torch.int64), offset=1)
-
-
-def _load_hub_split(path: str, split: str) -> Any:
-    remedy = f"the split {split!r} is needed; check the name and the connection, or point data.path at a folder."
-    return load_hub(path.removeprefix(_HUB), split=split, remedy=remedy)
 
 
 # Grey images as sequences of pixels, row after row: CIFAR-10 and Pathfinder.
@@ -426,22 +415,12 @@ def build_image(options: lra.LraImageOptions, path: str) -> DataBundle:
 
 def _read_cifar(path: str, split: str, grey: str) -> tuple[Tensor, Tensor]:
     """Return pixels uint8 ``[n, 1024]`` and labels int64 ``[n]``."""
-    if path.startswith(_HUB):
-        import datasets
-
-        loaded = _load_hub_split(path, split)
-        column = "image" if "image" in loaded.column_names and "img" not in loaded.column_names else "img"
-        check_columns((column, "label"), loaded.column_names, path, " Images are in img or image.")
-        encoded = loaded.cast_column(column, datasets.Image(decode=False))[column]
-        images = [np.asarray(read_image(one["bytes"], f"image {row} of {path}")) for row, one in enumerate(encoded)]
-        colour, targets = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2), torch.tensor(list(loaded["label"]))
-    else:
-        folder = Path(path)
-        check_folder(folder, "the folder of CIFAR-10: parquet files, the binary version, or <split>/<class>/<image>")
-        is_folder = (folder / split).is_dir() and any(entry.is_dir() for entry in (folder / split).iterdir())
-        found = (open_image_folder if is_folder else open_cifar)(Cifar10Options(), folder, split)
-        targets = found.targets
-        colour = found.source.decode(torch.arange(len(targets)), (32, 32), channels=3)
+    folder = Path(path)
+    check_folder(folder, "the folder of CIFAR-10: parquet files, the binary version, or <split>/<class>/<image>")
+    is_folder = (folder / split).is_dir() and any(entry.is_dir() for entry in (folder / split).iterdir())
+    found = (open_image_folder if is_folder else open_cifar)(Cifar10Options(), folder, split)
+    targets = found.targets
+    colour = found.source.decode(torch.arange(len(targets)), (32, 32), channels=3)
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(CIFAR10_NAMES):
         raise ConfigError(f"the split {split!r} of {path} has labels up to {int(targets.max())}; there are 10 classes.")
     turn = to_grey if grey == "pillow" else _tensorflow_grey
@@ -512,30 +491,14 @@ def _sizes(folder: Path, metadata: Path) -> dict[str, int]:
 
 
 def read_metadata_rows(file: Path) -> list[list[str]]:
-    """Read metadata: text in the release, in spite of the name; arrays of texts from the public generator.
+    """Read metadata, which is text in spite of the name of the file.
 
     Raises:
         ConfigError: It is something else.
     """
     if file.stat().st_size > _LARGEST:
         raise ConfigError(f"{file} has {file.stat().st_size:,} bytes, more than metadata ever has; it was not read.")
-    data = file.read_bytes()
-    if not data.startswith(b"\x93NUMPY"):
-        try:
-            return [line.split() for line in data.decode("utf-8").splitlines() if line.strip()]
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{file} is neither text nor an array: {error}.") from error
     try:
-        # Mapped, because a header may state any size; that of the file is compared then.
-        rows = np.load(file, mmap_mode="r", allow_pickle=False)
-        if rows.ndim != 2 or rows.dtype.kind not in "US":
-            raise ValueError(f"it holds an array {rows.dtype} {rows.shape}, not rows of texts")
-        texts = np.ascontiguousarray(rows.astype(str))
-        if texts.size and texts.view(np.uint32).max() > sys.maxunicode:
-            raise ValueError("it holds characters that do not exist")
-    except Exception as error:  # a damaged header makes numpy's parser fail in many ways
-        raise ConfigError(
-            f"{file} cannot be read: {error}. An array of objects is a pickle, which can run any program, so it is not "
-            "read; save it as an array of texts."
-        ) from error
-    return [list(row) for row in texts.tolist()]
+        return [line.split() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text, as the metadata of the release is: {error}.") from error

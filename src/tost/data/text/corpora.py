@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator
@@ -90,8 +90,6 @@ class TextJob:
         validation: Its share.
         seed: Decides which documents are drawn for it.
         splits: Splits to take of a corpus with its own; empty for all.
-        sources: Further sources by split.
-        choices: Rows are questions with a choice of answers of the Children's Book Test; which kind of questions.
         format: Format of the files; ``auto`` goes by their endings.
     """
 
@@ -110,8 +108,6 @@ class TextJob:
     validation: float = 0.0
     seed: int = 0
     splits: tuple[str, ...] = ()
-    sources: dict[str, str] = field(default_factory=dict)
-    choices: str | None = None
     format: str = "auto"
 
     @property
@@ -133,7 +129,7 @@ class CorpusOptions(PrepareOptions):
 
     source: str | None = option(None, "file or folder with the text; left out: the hub")
     tokenizer: str = option("gpt2", _TOKENIZER)
-    format: Literal["auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "tar"] = option(
+    format: Literal["auto", "text", "jsonl", "parquet"] = option(
         "auto", "format of the files; auto goes by their endings"
     )
     end_of_text: str = option(
@@ -152,16 +148,16 @@ class CorpusOptions(PrepareOptions):
 class TextOptions(CorpusOptions):
     """Options of ``text``: any text."""
 
-    name, summary = "text", "any files of text, JSON, csv, parquet or tar, or a data set of the hub"
+    name, summary = "text", "any files of text, JSON lines or parquet, or a data set of the hub"
 
     source: str | None = option(
         None,
-        "a file (.txt, .jsonl, .json, .csv, .tsv, also .gz, .xz or .zst; .parquet; .tar of a webdataset), "
-        "a folder of them or of datasets.save_to_disk, or hub:NAME; folders and files called train, validation and "
+        "a file (.txt, .jsonl, also .gz; .parquet), a folder of them or of datasets.save_to_disk, or hub:NAME; folders "
+        "and files called train, validation and "
         "test are taken as splits",
     )
     tokenizer: str = option("bytes", _TOKENIZER)
-    column: str = option("text", "key of JSON objects, column of tables")
+    column: str = option("text", "key of JSON lines, column of tables")
     documents: Documents = option("file", "documents of a plain text file: the file or its lines")
     split: SplitRule = option(
         "auto",
@@ -171,8 +167,6 @@ class TextOptions(CorpusOptions):
     )
     validation: float = option(0.01, "share of the validation set if it is cut off", ge=0.0, lt=1.0)
     seed: int = option(0, "decides which documents are drawn for validation", ge=0)
-    validation_source: str | None = option(None, "another file or folder that is the validation set")
-    test_source: str | None = option(None, "another file or folder that is the test set")
     config: str | None = option(None, "configuration of the hub data set, if it has several")
     revision: str | None = option(None, "branch or commit of the hub data set")
 
@@ -180,14 +174,10 @@ class TextOptions(CorpusOptions):
         """Return how the corpus is read."""
         if not self.source:
             raise ConfigError("text needs a source; give --source FILE, --source FOLDER or --source hub:NAME.")
-        given = {"validation": self.validation_source, "test": self.test_source}
-        hub = None
-        if self.source.startswith("hub:"):
-            if any(given.values()):
-                raise ConfigError("validation_source and test_source go with files; a hub data set has its splits.")
-            hub = HubSet(self.source.removeprefix("hub:"), self.config, self.revision)
-        sources = {split: source for split, source in given.items() if source}
-        return replace(super().job(), source=None if hub else self.source, hub=hub, sources=sources)
+        if not self.source.startswith("hub:"):
+            return super().job()
+        hub = HubSet(self.source.removeprefix("hub:"), self.config, self.revision)
+        return replace(super().job(), source=None, hub=hub)
 
 
 class OpenWebTextOptions(CorpusOptions):
@@ -264,21 +254,6 @@ class LambadaOptions(CorpusOptions):
         return replace(super().job(), hub=hubs[self.variant], edit=edit)
 
 
-class CbtOptions(CorpusOptions):
-    """Options of ``cbt``: every question as ten documents, one for each candidate."""
-
-    name, summary = "cbt", "Children's Book Test: ten candidates for a missing word"
-
-    task: Literal["CN", "NE", "V", "P"] = option(
-        "CN", "kind of the missing word: common noun, named entity, verb, preposition"
-    )
-    splits: _Names = option(("validation", "test"), "which of the corpus's splits")
-
-    def job(self) -> TextJob:
-        """Return how the corpus is read."""
-        return replace(super().job(), hub=HubSet("cam-cst/cbt", self.task), documents="file", choices=self.task)
-
-
 class ShakespeareOptions(CorpusOptions):
     """Options of ``shakespeare``: one text file, by default as characters."""
 
@@ -302,7 +277,6 @@ CORPORA: tuple[type[CorpusOptions], ...] = (
     WikiText103Options,
     PtbOptions,
     LambadaOptions,
-    CbtOptions,
     ShakespeareOptions,
 )
 """Every corpus."""

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from tost._io import atomic_path, read_json, sha256_of, write_atomic, write_json
 from tost.data.prepare import Report
 from tost.data.text.corpora import CorpusOptions, TextJob
-from tost.data.text.read import CHOICES, Document, Source, documents_of, find_sources, lines_of
+from tost.data.text.read import Source, documents_of, find_sources, lines_of
 from tost.data.text.tokenizers import (
     TOKENIZER_FILE,
     CharTokenizer,
@@ -63,11 +63,11 @@ class Part(NamedTuple):
     chosen: Any = None
     characters: tuple[int, int] | None = None
 
-    def read(self, job: TextJob) -> Iterator[Document]:
+    def read(self, job: TextJob) -> Iterator[Iterable[str]]:
         """Return the documents."""
         documents = documents_of(self.sources, job)
         if self.characters is not None:
-            return iter([Document(_characters(next(documents).blocks, *self.characters))])
+            return iter([_characters(next(documents), *self.characters)])
         return documents if self.chosen is None else compress(documents, self.chosen)
 
 
@@ -187,13 +187,13 @@ def _survey(
     counts, alphabet = dict.fromkeys(splits, 0), set[str]()
     for number, (split, source) in enumerate(sources):
         report(number, len(sources), f"reading {source.path.name}")
-        if source.table is not None and tokenizer != "chars" and not job.choices:
+        if source.table is not None and tokenizer != "chars":
             counts[split] += len(source.table)
             continue
         for document in documents_of([source], job):
             counts[split] += 1
             if tokenizer == "chars":
-                alphabet.update(*document.blocks)
+                alphabet.update(*document)
     if job.joined:
         counts = dict.fromkeys(splits, 1)
     if not sum(counts.values()):
@@ -220,7 +220,7 @@ def _parts(job: TextJob, splits: dict[str, list[Source]], counts: dict[str, int]
     count, rule = whole.documents, {"rule": "tail", "validation": job.validation}
     if count == 1 and job.split != "random":
         # Where bytes are not text, one of them counts as a character.
-        length = sum(len(block) for block in next(whole.read(job)).blocks)
+        length = sum(len(block) for block in next(whole.read(job)))
         place = int(length * (1 - job.validation))
         if not 0 < place < length:
             raise ConfigError(f"{job.title} has {length} characters, too few to cut off a validation set.")
@@ -275,7 +275,6 @@ class _SplitWriter:
     tick: Callable[[int], None]
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     shards: list[ShardRecord] = field(default_factory=list)
-    answers: list[int] = field(default_factory=list)
 
     def write(self) -> SplitRecord:
         """Write the missing shards, and return the record of the split."""
@@ -285,7 +284,7 @@ class _SplitWriter:
             record = SplitRecord.model_validate_json(path.read_bytes())
             if all((self.out / file.file).stat().st_size == file.size for file in record.files):
                 self.counts = {key: getattr(record, key) for key in _COUNTS}
-                self.shards, self.answers = list(record.shards), list(record.answers)
+                self.shards = list(record.shards)
         documents = self.part.read(self.job)
         self.tick(sum(1 for _ in islice(documents, self.counts["documents"])))
         try:
@@ -308,8 +307,7 @@ class _SplitWriter:
         return self._record()
 
     def _record(self) -> SplitRecord:
-        choices = CHOICES if self.job.choices else 0
-        return SplitRecord(**self.counts, shards=self.shards, answers=self.answers, choices=choices)
+        return SplitRecord.model_validate({**self.counts, "shards": self.shards})
 
     def _write_shard(self, chunks: Iterator[tuple[str, bool]]) -> None:
         path = self.out / f"{self.part.split}-{len(self.shards):05d}.bin"
@@ -335,14 +333,14 @@ class _SplitWriter:
         self.counts["tokens"] += tokens
         self.counts["documents"] += len(lengths)
 
-    def _chunks(self, documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
+    def _chunks(self, documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:
         """Return texts that can be encoded alone, each with whether it is the last one of its document.
 
         They end with the document that completes the shard.
         """
         limit = self.counts["source_bytes"] + self.job.shard_bytes
         for document in documents:
-            blocks = self._counted(document.blocks)
+            blocks = self._counted(document)
             edited = map(self.job.edit, lines_of(blocks)) if self.job.edit else blocks
             chunks = cut_text(edited, self.tokenizer, _CHUNK)
             text = next(chunks, "")
@@ -350,8 +348,6 @@ class _SplitWriter:
                 yield text, False
                 text = following
             yield text, True
-            if document.answer is not None:
-                self.answers.append(document.answer)
             if self.counts["source_bytes"] >= limit:
                 return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tost.data._random import mix, mix_array
-from tost.data.dataset import IGNORED, Batch, DataBundle, Dataset
+from tost.data.dataset import IGNORED, Batch, DataBundle, Dataset, hash_files
 from tost.data.spec import DataInfo
 from tost.data.tokens.options import TokensOptions
 from tost.data.tokens.reader import open_tokens
@@ -110,7 +111,9 @@ def build_tokens(options: TokensOptions, path: str, seed: int) -> DataBundle:
     documents = [split.documents if options.separate_documents else None for split in splits]
     tokenizer = {"tokenizer": folder.index.tokenizer.name, "tokenizer_fingerprint": folder.tokenizer_fingerprint}
     counts = {"train_tokens": len(train), "validation_tokens": len(validation)}
-    info = DataInfo(fingerprint=folder.fingerprint, details={"corpus": folder.name, **tokenizer, **counts})
+    files = [folder.path / shard.data.file for split in splits for shard in split.record.shards]
+    content = hashlib.sha256(f"{folder.fingerprint}\n{hash_files(files)}".encode()).hexdigest()
+    info = DataInfo(fingerprint=content, details={"corpus": folder.name, **tokenizer, **counts})
     drawn = seed if options.mode == "windows" else None
     return DataBundle(
         train=TokenWindows(train, options.length, count=options.windows, seed=drawn, documents=documents[0]),

@@ -288,21 +288,3 @@ def lambada_pairs(passages: TokenSplit) -> list[tuple[list[int], list[int]]]:
         rest = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(f" {word}")
         pairs.append((before, rest))
     return pairs
-
-
-def cbt_questions(passages: TokenSplit) -> list[tuple[list[list[int]], int]]:
-    """Return the questions of a split that was prepared as ``cbt``.
-
-    Returns:
-        For each the ids of the passage with each candidate in its place, and the number of the right one.
-
-    Raises:
-        ConfigError: It holds no questions.
-    """
-    choices = passages.record.choices
-    if not choices:
-        raise ConfigError(f"{passages.folder.path} holds {passages.folder.name}, no questions; prepare cbt.")
-    return [
-        ([passages.document(number * choices + choice).tolist() for choice in range(choices)], answer)
-        for number, answer in enumerate(passages.record.answers)
-    ]

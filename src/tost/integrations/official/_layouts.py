@@ -67,13 +67,7 @@ class LanguageLayout:
         return sum(name.startswith("transformer.") for name in state)
 
     def canonical(self, state: State) -> dict[str, Tensor]:
-        """Resolve aliases, drop duplicates, and cut position biases to the positions.
-
-        The authors' ``crop_block_size`` shortens the table of positions and forgets the biases, whose rest is unused.
-
-        Raises:
-            CheckpointError: A tensor is there under two of its names.
-        """
+        """Resolve aliases, drop duplicates, and cut position biases to the positions."""
         result: dict[str, Tensor] = {}
         for name, tensor in state.items():
             if name.startswith(BLOCKS) and name.endswith(".attn.bias") and tensor.dim() == 4:
@@ -86,17 +80,13 @@ class LanguageLayout:
         # The head is the embedding; a file that stores shared tensors once may have kept either name.
         if HEAD in result and (TOKENS not in result or _equal(result[HEAD], result[TOKENS])):
             result[TOKENS] = result.pop(HEAD)
-        if length := rows(result.get(POSITIONS)):
+        if length := rows(result.get(POSITIONS)):  # the authors' crop_block_size cuts the positions only
             biases = {n: t[:, :length] for n, t in result.items() if n.endswith(".attn.denom_bias") and t.dim() > 1}
             result |= biases
         return result
 
     def read(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options that the tensors decide, and defaults of the authors' code for others.
-
-        Raises:
-            CheckpointError: The sizes cannot be found.
-        """
+        """Return the options that the tensors decide, and defaults of the authors' code for others."""
         tokens, projection = state.get(TOKENS), first(state, BLOCKS, ".attn.c_attn.weight")
         missing = [name for name in (TOKENS, POSITIONS) if not rows(state.get(name))]
         missing += [f"{BLOCKS}0.attn.c_attn.weight"] if projection is None else []
@@ -163,11 +153,7 @@ class VisionLayout:
         return result
 
     def read(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options that the tensors decide, and defaults of the authors' code for others.
-
-        Raises:
-            CheckpointError: They cannot be found, or this is another kind of model.
-        """
+        """Return the options that the tensors decide, and defaults of the authors' code for others."""
         _refuse_relatives(state)
         width, qkv = rows(first(state, "blocks.", ".norm1.weight")), first(state, "blocks.", ".attn.qkv.weight")
         convolutions, entry = count_blocks(state, STEM), state.get(f"{STEM}0.0.weight")
@@ -304,20 +290,7 @@ def list_names(names: Iterable[str]) -> str:
 
 
 def to_ours(pairs: Sequence[Pair], state: State, model: nn.Module, what: str) -> dict[str, Tensor]:
-    """Convert the authors' tensors to ours.
-
-    Args:
-        pairs: The table for this model.
-        state: Their tensors.
-        model: Ours, which has the shapes.
-        what: The kind of models, for messages.
-
-    Returns:
-        Tensors by our names, with memory of their own.
-
-    Raises:
-        CheckpointError: A tensor is missing, of the wrong shape or kind, or unused; all of them are listed.
-    """
+    """Convert the authors' tensors to ours."""
     needed = model.state_dict()
     names = {pair.theirs for pair in pairs}
     missing = [pair.theirs for pair in pairs if pair.theirs not in state]
@@ -344,11 +317,7 @@ def to_ours(pairs: Sequence[Pair], state: State, model: nn.Module, what: str) ->
 
 
 def to_theirs(pairs: Sequence[Pair], state: State) -> dict[str, Tensor]:
-    """Convert our tensors to the authors', with memory of their own.
-
-    Raises:
-        CheckpointError: Our tensors have no place in their models, or are missing; all are listed.
-    """
+    """Convert our tensors to the authors', with memory of their own."""
     covered = [name for pair in pairs for name in pair.ours]
     if strange := [name for name in state if name not in set(covered)]:
         raise CheckpointError(f"the authors' models have no place for {list_names(strange)}")

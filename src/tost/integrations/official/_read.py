@@ -56,17 +56,7 @@ _HARMLESS = (
 
 
 def read_state(source: Source, weights: str = "model") -> dict[str, Tensor]:
-    """Return the weights of a checkpoint by name, without the prefixes of wrappers.
-
-    Args:
-        source: A file (PyTorch's format or safetensors), or what such a file holds: a state dict, or a dictionary with
-            a state dict in it.
-        weights: ``"model"``, or ``"ema"`` for their moving average.
-
-    Raises:
-        CheckpointError: There are no such weights, the file is damaged or of another kind, or reading it would take
-            more than building tensors.
-    """
+    """Return the weights of a checkpoint by name, without the prefixes of wrappers."""
     if weights not in _ENTRIES:
         raise CheckpointError(f"weights={weights!r} is not known; it takes 'model' or 'ema'")
     if isinstance(source, Mapping):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple, TypeVar, get_args
@@ -12,8 +11,7 @@ from typing import NamedTuple, TypeVar, get_args
 from torch import nn
 
 from tost.errors import ConfigError
-from tost.integrations.replace.parts import TIMM, TRANSFORMERS, Source, build_attention
-from tost.nn import CausalTSSAttention, Extensions, TSSAttention
+from tost.integrations.replace.parts import TIMM, TRANSFORMERS, Attention, Source, build_attention
 
 __all__ = ["replace_attention"]
 
@@ -43,7 +41,8 @@ def replace_attention(
     causal: bool | None = None,
     num_heads: int | None = None,
     source: Source = "value",
-    extensions: Extensions | None = None,
+    plus: bool = False,
+    block_size: int = 8,
     backend: str = "auto",
 ) -> Model:
     """Replace self-attention by TSSA, in place.
@@ -64,7 +63,9 @@ def replace_attention(
         causal: Let each token see only those before it; by default as in the old layer.
         num_heads: Number of heads (groups); by default as in the old layer.
         source: Which projection of the old layer the new one starts from.
-        extensions: Extensions that are not in the paper; see `tost.nn.Extensions`.
+        plus: Use the form that carries content in place of the paper's: `tost.GatedTSSAttention` in causal layers,
+            `tost.BlockTSSAttention` in others. The heads together have to be as wide as the tokens.
+        block_size: Features in a block, with `plus`; divides the width of a head.
         backend: Implementation of the operator, see `tost.tssa`.
 
     Returns:
@@ -91,7 +92,12 @@ def replace_attention(
         assert library is not None
         parts = library.read(module)
         attention = build_attention(
-            parts, causal=causal, num_heads=num_heads, source=source, extensions=extensions, backend=backend
+            parts,
+            causal=parts.causal if causal is None else causal,
+            num_heads=parts.num_heads if num_heads is None else num_heads,
+            source=source,
+            block_size=block_size if plus else None,
+            backend=backend,
         )
         made[name] = library.wrap(attention.train(module.training), module)
         dropped |= dict.fromkeys(parts.dropped)
@@ -102,7 +108,8 @@ def replace_attention(
             "layers": [place for place, layer in enumerate(found) if layer in chosen],
             "causal": causal,
             "num_heads": num_heads,
-            "extensions": None if extensions is None else asdict(extensions),
+            "plus": plus,
+            "block_size": block_size,
         }
         chosen[0].library.finish(model, record)
     if dropped:
@@ -120,7 +127,7 @@ def find_layers(model: nn.Module) -> Iterator[Layer]:
     for name, module in model.named_modules():
         if inside and name.startswith(inside):
             continue
-        if isinstance(module, TSSAttention | CausalTSSAttention) or type(module).__module__.startswith(__name__ + "."):
+        if isinstance(module, Attention) or type(module).__module__.startswith(__name__ + "."):
             inside = f"{name}."
             yield Layer(name, module, None)
         elif (library := _LIBRARIES.get(type(module).__module__.partition(".")[0])) is not None:

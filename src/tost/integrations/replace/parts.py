@@ -6,15 +6,16 @@ Shapes: weights [H * D, C] for H heads of width D and tokens of width C.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.nn import CausalTSSAttention, Extensions, TSSAttention
+from tost.nn import BlockTSSAttention, CausalTSSAttention, GatedTSSAttention, TSSAttention
 
 Source = Literal["value", "query", "key"]
+Attention = TSSAttention | CausalTSSAttention | GatedTSSAttention
 
 TIMM = {
     ("timm.layers.attention", "Attention"): "ViT",
@@ -77,11 +78,7 @@ class Parts:
 
 
 def read_linear(module: nn.Module, name: str, *, of: nn.Module) -> Projection:
-    """Return the weight of a linear layer, ``[out, in]``.
-
-    Raises:
-        ConfigError: It is no plain linear layer, such as one with an adapter or a quantized one.
-    """
+    """Return the weight of a linear layer, ``[out, in]``."""
     if type(module) is nn.Linear:
         return Projection(module.weight, module.bias)
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
@@ -105,40 +102,45 @@ def split_fused(fused: Projection, biases: tuple[Tensor | None, ...] | None = No
 def build_attention(
     parts: Parts,
     *,
-    causal: bool | None,
-    num_heads: int | None,
+    causal: bool,
+    num_heads: int,
     source: Source,
-    extensions: Extensions | None,
+    block_size: int | None,
     backend: str,
-) -> TSSAttention | CausalTSSAttention:
-    """Return a TSSA layer that starts from the weights of another attention layer; see `replace_attention`.
-
-    Raises:
-        ConfigError: The heads do not fit.
-    """
+) -> Attention:
+    """Return a TSSA layer that starts from the weights of another attention layer; see `replace_attention`."""
     inner, width = parts.query.weight.shape
-    num_heads = parts.num_heads if num_heads is None else num_heads
     if inner % num_heads:
         raise ConfigError(f"num_heads={num_heads} does not divide the {inner} features of all heads; choose a divisor.")
     old: Projection = getattr(parts, source)
-    shared = {
+    options: dict[str, Any] = {
         "in_bias": old.bias is not None,
         "out_bias": False,
         "out_drop": parts.out_drop,
-        "extensions": extensions,
-        "head_dim": inner // num_heads,
         "backend": backend,
         "device": old.weight.device,
         "dtype": old.weight.dtype,
     }
-    made: TSSAttention | CausalTSSAttention
-    if parts.causal if causal is None else causal:
-        made = CausalTSSAttention(width, num_heads, parts.max_length, position_bias=None, **shared)  # type: ignore[arg-type]
+    if block_size is None:
+        options["head_dim"] = inner // num_heads
+    elif inner != width or block_size < 1 or inner // num_heads % block_size:
+        raise ConfigError(
+            "plus=True needs heads that together are as wide as the tokens, and a block_size that divides a head; "
+            f"tokens have {width} features, each of {num_heads} heads {inner // num_heads}, block_size={block_size}. "
+            "Choose another block_size or num_heads, or the paper's form (plus=False)."
+        )
     else:
-        made = TSSAttention(width, num_heads, **shared)  # type: ignore[arg-type]
-    made.proj_out = parts.out  # type: ignore[assignment]
+        options["block_size"] = block_size
+    made: Attention
+    if causal and block_size is None:
+        made = CausalTSSAttention(width, num_heads, parts.max_length, position_bias=None, **options)
+    elif causal:
+        made = GatedTSSAttention(width, num_heads, parts.max_length, **options)
+    else:
+        made = (TSSAttention if block_size is None else BlockTSSAttention)(width, num_heads, **options)
+    made.proj_out = cast(nn.Linear, parts.out)
     with torch.no_grad():
-        # The operator returns -pi * w / (1 + moment), and looks at squares only: from -V comes a share of each value.
+        # The operators turn the sign: from -V comes a share of each value.
         made.proj_in.weight.copy_(-_for_all_heads(old.weight, inner, parts.num_heads))
         if old.bias is not None:
             made.proj_in.bias.copy_(-_for_all_heads(old.bias, inner, parts.num_heads))

@@ -17,10 +17,9 @@ import tost._torchvision  # noqa: F401  transformers may import torchvision, whi
 import transformers
 
 from tost._io import read_json
-from tost.errors import CheckpointError
+from tost.errors import CheckpointError, ConfigError
 from tost.integrations.replace import replace_attention
 from tost.integrations.replace.transformers import IMPLEMENTATION
-from tost.nn import Extensions
 
 
 def load_replaced(path: str | Path, *, dtype: Any = "auto", device_map: Any = None) -> nn.Module:
@@ -60,7 +59,7 @@ def load_replaced(path: str | Path, *, dtype: Any = "auto", device_map: Any = No
 
 def _load(path: Path, *, dtype: Any, device_map: Any) -> nn.Module:
     config = _read_config(path)
-    calls = config.tost_attention
+    calls = [_read_call(call) for call in config.tost_attention]
     kind = getattr(transformers, config.architectures[0])
 
     def build(self: Any, given: Any, *args: Any, **kwargs: Any) -> None:
@@ -68,8 +67,7 @@ def _load(path: Path, *, dtype: Any, device_map: Any) -> nn.Module:
         del plain.tost_attention
         kind.__init__(self, plain, *args, **kwargs)
         for call in calls:
-            extensions = None if call["extensions"] is None else Extensions(**call["extensions"])
-            replace_attention(self, **{**call, "extensions": extensions})
+            replace_attention(self, **call)
 
     # transformers makes the model itself while it reads the weights, so the layers have to be replaced in between.
     replacing: Any = type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
@@ -83,6 +81,14 @@ def _load(path: Path, *, dtype: Any, device_map: Any) -> nn.Module:
     model.__class__ = kind
     loaded: nn.Module = model.eval()
     return loaded
+
+
+def _read_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a recorded replacement, perhaps of an earlier revision."""
+    former = call.get("extensions")
+    if former is not None:
+        raise ConfigError(f"extensions={former}: removed after revision 1ae0fcd of tost; use that revision to read it.")
+    return {name: value for name, value in call.items() if name != "extensions"}
 
 
 def _read_config(path: Path) -> Any:

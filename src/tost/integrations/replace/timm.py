@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.integrations.replace.parts import TIMM, Parts, read_linear, split_fused
-from tost.nn import CausalTSSAttention, TSSAttention
+from tost.integrations.replace.parts import TIMM, Attention, Parts, read_linear, split_fused
 from tost.nn.masks import read_segments
 
 
@@ -23,7 +22,7 @@ class _Wrapper(nn.Module):
         attention: The TSSA layer.
     """
 
-    def __init__(self, attention: TSSAttention | CausalTSSAttention) -> None:
+    def __init__(self, attention: Attention) -> None:
         super().__init__()
         self.attention = attention
 
@@ -72,11 +71,7 @@ class WindowAttention(_Wrapper):
 
 
 def read(module: nn.Module) -> Parts | None:
-    """Return the parts of an attention layer; None if it is none that can be replaced.
-
-    Raises:
-        ConfigError: It has something that TSSA has no place for.
-    """
+    """Return the parts of an attention layer; None if it is none that can be replaced."""
     if _key(module) not in TIMM:
         return None
     found: Any = module
@@ -99,7 +94,7 @@ def read(module: nn.Module) -> Parts | None:
     return Parts(query, key, value, found.proj, found.num_heads, out_drop=out_drop, dropped=tuple(dropped))
 
 
-def wrap(attention: TSSAttention | CausalTSSAttention, module: nn.Module) -> nn.Module:
+def wrap(attention: Attention, module: nn.Module) -> nn.Module:
     """Return the TSSA layer in the form in which `module` is called."""
     family = TIMM[_key(module)]
     if family == "BEiT":

@@ -25,9 +25,9 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from tost.integrations.replace.parts import LLAMA, TRANSFORMERS, Parts, read_linear, split_fused
+from tost.integrations.replace.parts import LLAMA, TRANSFORMERS, Attention, Parts, read_linear, split_fused
 from tost.integrations.transformers.cache import StateLayer, adopt_layer
-from tost.nn import CausalTSSAttention, TSSAttention
+from tost.nn import CausalTSSAttention, GatedTSSAttention
 from tost.nn.masks import demand, read_attention_mask, read_packed_mask
 from tost.ops import Packing
 from tost.ops.packing import find_packing
@@ -54,11 +54,10 @@ class ReplacedAttention(nn.Module):
         windowed: The layer saw no further back than a window. TSSA does.
     """
 
-    def __init__(
-        self, attention: TSSAttention | CausalTSSAttention, layer_idx: int | None, *, windowed: bool = False
-    ) -> None:
+    def __init__(self, attention: Attention, layer_idx: int | None, *, windowed: bool = False) -> None:
         super().__init__()
         self.attention, self.layer_idx, self.windowed = attention, layer_idx, windowed
+        self.causal = isinstance(attention, CausalTSSAttention | GatedTSSAttention)
 
     def forward(
         self,
@@ -117,7 +116,7 @@ class ReplacedAttention(nn.Module):
         """Return the layer of the cache that holds the state."""
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
-        if not isinstance(self.attention, CausalTSSAttention) or self.layer_idx is None:
+        if not self.causal or self.layer_idx is None:
             raise ValueError(
                 "a cache was passed to attention that is replaced by TSSA over all tokens; only causal layers continue "
                 "from a state. Call the model with use_cache=False."
@@ -131,8 +130,7 @@ class ReplacedAttention(nn.Module):
         packing = find_packing(shape, cu_seqlens, others.get("seq_idx") if cu_seqlens is None else None)
         segments = None
         if mask is not None and mask.dim() > 2:
-            options = {"causal": self.attention.causal, "windowed": self.windowed}
-            segments = read_packed_mask(mask, *shape, **options)
+            segments = read_packed_mask(mask, *shape, causal=self.causal, windowed=self.windowed)
         elif mask is None and packing is None and (positions := others.get("position_ids")) is not None:
             jumps = positions.diff(dim=-1) != 1
             if torch.compiler.is_compiling():
@@ -157,23 +155,18 @@ class ReplacedAttention(nn.Module):
             return None
         if mask.dim() == 2:
             mask = mask[:, None, None, -x.shape[1] :]
-        causal = self.attention.causal or packed
-        return read_attention_mask(mask, x.shape[0], x.shape[1], causal=causal, windowed=self.windowed or packed)
+        causal, windowed = self.causal or packed, self.windowed or packed
+        return read_attention_mask(mask, x.shape[0], x.shape[1], causal=causal, windowed=windowed)
 
     def _continue(self, x: Tensor, real: Tensor | None, cache: Cache) -> Tensor:
         layer = self._state_layer(cache)
-        attention = cast(CausalTSSAttention, self.attention)
-        y, state = attention.forward_with_state(x, cast(Any, layer.read()), real)
+        y, state = cast(Any, self.attention).forward_with_state(x, layer.read(), real)
         layer.write(state, x.shape[1])
         return y
 
 
 def read(module: nn.Module) -> Parts | None:
-    """Return the parts of an attention layer; None if it is none that can be replaced.
-
-    Raises:
-        ConfigError: Its projections are no plain linear layers.
-    """
+    """Return the parts of an attention layer; None if it is none that can be replaced."""
     names: Any = TRANSFORMERS.get(type(module).__name__)
     if names is None or not type(module).__module__.startswith("transformers.models."):
         return None
@@ -207,7 +200,7 @@ def read(module: nn.Module) -> Parts | None:
     )
 
 
-def wrap(attention: TSSAttention | CausalTSSAttention, module: nn.Module) -> nn.Module:
+def wrap(attention: Attention, module: nn.Module) -> nn.Module:
     """Return the TSSA layer in the form in which `module` is called."""
     return ReplacedAttention(attention, getattr(module, "layer_idx", None), windowed=_window(module) is not None)
 
@@ -220,15 +213,9 @@ def _window(module: Any) -> int | None:
 
 
 def finish(model: nn.Module, record: dict[str, Any]) -> None:
-    """Record the replacement in the configuration, and build no masks over pairs if no layer needs them.
-
-    Args:
-        model: A model of transformers, or one that holds it. It gets a configuration of its own, since others may
-            share it.
-        record: The call, as `load_replaced` repeats it.
-    """
+    """Record the replacement in the configuration, and build no masks over pairs if no layer needs them."""
     holders = [cast(Any, m) for m in model.modules() if isinstance(getattr(m, "config", None), PreTrainedConfig)]
-    copied: dict[int, Any] = {}
+    copied: dict[int, Any] = {}  # other models may share the configuration
     for module in holders:
         module.config = copy.deepcopy(module.config, copied)
     own = holders[0].config
@@ -246,11 +233,8 @@ def _padding_mask(
     use_vmap: bool = False,
     **sizes: Any,
 ) -> Tensor | None:
-    """Return the mask of real tokens [B, K] as it is; one over pairs only where it is needed.
-
-    Without a mask and without functions of the user (`use_vmap`), what remains to say is how sequences are packed, and
-    layers read that from position_ids.
-    """
+    """Return the mask of real tokens [B, K] as it is; one over pairs only where it is needed."""
+    # Without a mask and a function of the user (use_vmap) it would say how sequences are packed, as position_ids do.
     windowed = local_size is not None and allow_is_causal_skip
     packed = attention_mask is None and not use_vmap
     if windowed or packed or mask_function in (causal_mask_function, bidirectional_mask_function):

@@ -6,11 +6,11 @@ long the text is; with softmax attention it grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer, StaticLayer
 
 from tost.nn.state import BlockState, MixerState
@@ -38,7 +38,7 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         self.mask_slides = False
         self.is_compileable = not grows
         self.count: Tensor | None = None  # a tensor, since a compiled step would be compiled again for every number
-        self.form: Any = None
+        self.form: Any = None  # the state with 0 for its tensors: pytree's own description cannot be copied
         self.device: Any = None
         self.dtype: Any = None
 
@@ -46,11 +46,11 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         """Return the state, or None before the first token."""
         if not any(self.has_previous_state.values()):
             return None
-        return _build(self.form, iter(self.recurrent_states.values()))
+        return cast(LayerState, pytree.tree_unflatten(self.recurrent_states.values(), pytree.tree_structure(self.form)))
 
     def write(self, state: LayerState, num_tokens: int) -> None:
         """Keep the state after `num_tokens` more tokens, padding included."""
-        leaves, self.form = _leaves(state), _form(state)
+        leaves, self.form = pytree.tree_leaves(state), pytree.tree_map(lambda _: 0, state)
         self.number_of_states = len(leaves)
         if self.count is None:
             self.count = torch.zeros((), dtype=torch.int64, device=leaves[0].device)
@@ -74,8 +74,8 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         return self.mask_length or self.get_seq_length() + query_length, 0
 
     def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
+        """Forget everything; the memory stays where it is."""
+        self.has_previous_state = dict.fromkeys(self.has_previous_state, False)
         if self.count is not None:
             self.count.zero_()
 
@@ -109,35 +109,8 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         raise ValueError("this cache layer holds the state of a ToST, not keys and values; use it with TostForCausalLM")
 
 
-# torch's own pytree would do, but its descriptions of a form cannot be copied without a warning.
-def _leaves(state: Any) -> list[Tensor]:
-    return [state] if isinstance(state, Tensor) else [leaf for part in state for leaf in _leaves(part)]
-
-
-def _form(state: Any) -> tuple[type, tuple[Any, ...]] | None:
-    """Describe how tuples are nested in each other; None is a tensor."""
-    return None if isinstance(state, Tensor) else (type(state), tuple(map(_form, state)))
-
-
-def _build(form: tuple[type, tuple[Any, ...]] | None, leaves: Iterator[Any]) -> Any:
-    if form is None:
-        return next(leaves)
-    kind, parts = form
-    built = [_build(part, leaves) for part in parts]
-    return tuple(built) if kind is tuple else kind(*built)
-
-
 def adopt(cache: Cache | None, depth: int, *, grows: bool) -> Cache:
-    """Return a cache whose layers hold our states: a new one, or the given one if it is unused.
-
-    Args:
-        cache: A cache of this class, one of any kind that was not used yet, or None.
-        depth: Number of blocks.
-        grows: As in `StateLayer`.
-
-    Raises:
-        ValueError: It was filled by another model, or is no cache.
-    """
+    """Return a cache of `StateLayer` for each block: the given one, if it has them or was not used, or a new one."""
     if cache is None:
         cache = DynamicCache()
     if not isinstance(cache, Cache):
@@ -155,15 +128,7 @@ def adopt(cache: Cache | None, depth: int, *, grows: bool) -> Cache:
 
 
 def adopt_layer(cache: Cache, index: int) -> StateLayer:
-    """Return one layer of a cache whose other layers may hold keys and values; it becomes a `StateLayer` if it is none.
-
-    Args:
-        cache: A cache of any kind; changed in place.
-        index: Number of the layer.
-
-    Raises:
-        ValueError: The layer holds keys and values.
-    """
+    """Return a layer of a cache whose other layers may hold keys and values, as a `StateLayer` in its place."""
     if cache.layer_class_to_replicate is not None:
         while len(cache.layers) <= index:
             cache.layers.append(cache.layer_class_to_replicate())

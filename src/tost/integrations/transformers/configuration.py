@@ -228,8 +228,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
     @property
     def context_limit(self) -> int | None:
         """Number of tokens after which there are no more positions; None if texts may be of any length."""
-        ends = self.position == "learned" and self.after_last_position == "error"
-        return self.max_position_embeddings if ends else None
+        return self.max_position_embeddings if self.position == "learned" else None
 
     def _check(self, problems: list[str]) -> LanguageOptions:
         """Return the options if there are no problems, neither those that were found nor others."""

@@ -6,7 +6,6 @@ hidden states [B, N, C] with width C, logits [B, N, V] with vocabulary V or [B, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
@@ -14,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers import initialization as init
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.generation.configuration_utils import GenerationMode
@@ -27,12 +25,11 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from tost.errors import ConfigError
-from tost.integrations.transformers import inputs
+from tost.integrations.transformers import _inputs as inputs
 from tost.integrations.transformers.cache import StateLayer, adopt
 from tost.integrations.transformers.configuration import TostConfig
 from tost.models import LanguageToST
-from tost.models.language import INITIAL_STD
-from tost.nn import CausalBlock, CausalConvolution, CausalTSSAttention, LearnedPositions, linear_cross_entropy
+from tost.nn import CausalBlock, linear_cross_entropy
 from tost.ops import Packing
 from tost.ops._numerics import statistics_dtype
 
@@ -66,30 +63,17 @@ class TostPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         self.config.vocab_size = size
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Initialize one module as in a new `LanguageToST`; loaded weights are marked and stay."""
-        super()._init_weights(module)  # type: ignore[no-untyped-call]
-        if isinstance(module, LearnedPositions):
-            init.normal_(module.weight, std=INITIAL_STD)
-        elif isinstance(module, CausalConvolution):
-            init.normal_(module.weight, std=module.width**-0.5)
-        elif isinstance(module, CausalTSSAttention):
-            init.ones_(module.temperature)
-            if module.position_bias is not None:
-                init.zeros_(module.position_bias)
-            if module.decay_logit is not None:
-                init.copy_(module.decay_logit, module._initial_forgetting().to(module.decay_logit))
-            if module.norm_weight is not None:
-                init.ones_(module.norm_weight)
-            if module.extensions.unit_variance:
-                init.normal_(module.proj_in.weight, std=module.embed_dim**-0.5)
-        elif isinstance(module, CausalBlock):
-            # The weights of the last layers of its branches start smaller.
-            for last in cast(tuple[nn.Linear, ...], (module.attention.proj_out, module.mlp.proj_out)):
-                init.normal_(last.weight, std=INITIAL_STD / math.sqrt(2 * self.config.depth))
-            for gamma in (module.gamma1, module.gamma2):
-                if gamma is not None:
-                    init.constant_(gamma, cast(float, self.config.layer_scale))
+    def initialize_weights(self) -> None:
+        """Initialize what was not loaded: the network as a new `LanguageToST`, heads as transformers does."""
+        base = cast(TostModel, self.base_model)
+        if not getattr(base, "_is_hf_initialized", False):
+            missing = {n: p for n, p in base.named_parameters() if not getattr(p, "_is_hf_initialized", False)}
+            fresh = LanguageToST(base.options).state_dict() if missing else {}
+            for name, parameter in missing.items():
+                parameter.copy_(fresh[name])
+            for module in base.modules():
+                cast(Any, module)._is_hf_initialized = True
+        super().initialize_weights()  # type: ignore[no-untyped-call]
 
 
 class Recomputed(GradientCheckpointingLayer):
@@ -200,7 +184,10 @@ class TostModel(TostPreTrainedModel):
         if input_ids is not None:
             x = self.embed(input_ids, start, mask, packing)  # type: ignore[misc]
         else:
-            x = self.add_positions(cast(Tensor, inputs_embeds), start, mask, packing)  # type: ignore[misc]
+            x = cast(Tensor, inputs_embeds)
+            if mask is not None:  # padding has the vector of id 0, as in `embed`
+                x = x.where(mask.unsqueeze(-1), self.tokens(mask.new_zeros(1, dtype=torch.int64)).to(x.dtype))
+            x = self.add_positions(x, start, mask, packing)  # type: ignore[misc]
         hidden: list[Tensor] | None = [] if hidden_wanted else None
         after = []
         blocks = cast(Iterable[CausalBlock], self.blocks)
@@ -441,7 +428,7 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"this text would take {needed} positions, but the model has learned {limit}. Generate "
                 f"{needed - limit} tokens less (max_new_tokens), use a shorter prompt, or a model without such a "
-                "limit: with after_last_position='repeat', position='sinusoidal' or position='none'."
+                "limit: with position='sinusoidal' or position='none'."
             )
         return done
 

@@ -65,7 +65,7 @@ class _RecurrentMixer(CausalMixer[RecurrentState]):
         self, x: Tensor, parts: Tensor, state: RecurrentState | None, mask: Tensor | None
     ) -> tuple[Tensor, RecurrentState]:
         before = RecurrentState.empty(x, *self.memory_shape()) if state is None else state
-        check_memory(before.memory, len(x), self.memory_shape())
+        check_memory(before.memory, x.shape[0], self.memory_shape())
         y, memory, seen = parts[:, :, 0], before.memory, num_tokens(x, mask)
         if (context := parallel.active()) is not None:
             seen = context.sum(seen)
@@ -156,7 +156,7 @@ class MinGRU(_RecurrentMixer):
         """Return the outputs and the memory after the tokens; see the base class."""
         update, value, gate = parts.to(memory.dtype).flatten(3).unbind(2)
         update = zero_padding(update.sigmoid(), mask)
-        hidden, _, last = shared_recurrence(1 - update, update * value, memory)
+        hidden, last = shared_recurrence(1 - update, update * value, memory)
         return (F.silu(gate) * hidden).reshape(parts[:, :, 0].shape), last
 
 
@@ -211,11 +211,11 @@ class GatedDeltaNet(_RecurrentMixer):
         return y.transpose(1, 2), memory
 
 
-def shared_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return h as `linear_recurrence` does, h before the first token, and h after the last one.
+def shared_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Return h as `linear_recurrence` does, and h after the last token.
 
     Where processes share the sequence, the tokens are those of this rank, `start` is h before the whole sequence, and
-    the last result is h after it.
+    the second result is h after it.
 
     Args:
         factor: ``[B, N, C]``, in [0, 1].
@@ -223,11 +223,11 @@ def shared_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> tuple[Ten
         start: ``[B, C]``.
 
     Returns:
-        ``[B, N, C]``, ``[B, C]`` and ``[B, C]``.
+        ``[B, N, C]`` and ``[B, C]``.
     """
     if (context := parallel.active()) is None:
         h = linear_recurrence(factor, value, start)
-        return h, start, h[:, -1]
+        return h, h[:, -1]
     if value.shape[1] > 0:
         kept = linear_recurrence(factor, torch.zeros_like(value), torch.ones_like(start))
         own = linear_recurrence(factor, value, torch.zeros_like(start))
@@ -237,7 +237,7 @@ def shared_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> tuple[Ten
         kept, own = factor, value
         product, end = 1 + kept.sum(dim=1), own.sum(dim=1)
     before, after = recurrence_ends(product, end, start, channel=context.channel)
-    return torch.addcmul(own, kept, before.unsqueeze(1)), before, after
+    return torch.addcmul(own, kept, before.unsqueeze(1)), after
 
 
 def delta_rule(

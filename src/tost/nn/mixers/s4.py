@@ -524,11 +524,11 @@ class CausalS4D(S4, Continues[RecurrentState]):
             return super().forward(x, mask)
         self._check(x, mask)
         before = RecurrentState.empty(x, *self.memory_shape()) if carry.state is None else carry.state
-        check_memory(before.memory, len(x), self.memory_shape())
+        check_memory(before.memory, x.shape[0], self.memory_shape())
         x = zero_padding(x, mask)
         count = num_tokens(x, mask)
         with _full_precision(x):
-            states = before.memory.reshape(len(x), self.embed_dim, -1, 2)
+            states = before.memory.reshape(x.shape[0], self.embed_dim, -1, 2)
             u = real_last(x, mask).to(states.dtype).transpose(1, 2)
             memory = self.kernel.advance(states, u, count).to(states.dtype).flatten(2)
         carry.state = RecurrentState(memory, before.position + count)

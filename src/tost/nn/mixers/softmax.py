@@ -121,9 +121,11 @@ class CausalSoftmaxAttention(CausalMixer[KVState]):
         """Return the state after tokens with these keys and values, [B, H, N, D]."""
         tokens = num_tokens(key.transpose(1, 2), mask)
         if state is None:
-            return KVState(key, value, key.new_zeros(len(key), 0, dtype=torch.bool) if mask is None else mask, tokens)
+            return KVState(
+                key, value, key.new_zeros(key.shape[0], 0, dtype=torch.bool) if mask is None else mask, tokens
+            )
         B, H, M, D = state.keys.shape
-        if (len(key), self.num_heads, self.head_dim) != (B, H, D):
+        if (key.shape[0], self.num_heads, self.head_dim) != (B, H, D):
             raise ValueError(
                 f"the state has keys of shape {tuple(state.keys.shape)}, but {len(key)} sequences and this attention "
                 f"need [{len(key)}, {self.num_heads}, M, {self.head_dim}]. Pass the state that came from the same "

@@ -1,4 +1,4 @@
-"""Both operators by Triton kernels, for GPUs. Experimental: we have never run the compiled kernels on a device.
+"""`tost.tssa` and `tost.causal_tssa` by Triton kernels. Experimental: we have never run them compiled on a device.
 
 They are compared with the reference under Triton's interpreter (``TRITON_INTERPRET=1``, CPU tensors) and compiled
 ahead of time for four targets. ``backend="auto"`` does not take them: ask for them with ``backend="triton"`` or
@@ -8,13 +8,11 @@ this module loads no triton.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from tost.errors import BackendError
 from tost.ops._inputs import Inputs, Sums
 from tost.ops._operators import causal_arguments, is_differentiated, run_causal, run_tssa
 from tost.ops._transforms import is_transformed
@@ -30,10 +28,6 @@ if _INSTALLED and (TRITON_INTERPRETS or torch.version.cuda or torch.version.hip)
     from tost.ops.triton import operators as operators  # registers them
 
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# What the kernels implement, by name. Anything else that a call varies is refused, also what is added to the operator
-# later: an option that they do not know can never be ignored.
-_KNOWN = ("count_scaled", "normalize")
-_KNOWN_TENSORS = ("w", "temperature", "mask", "bias", "before", "scale", "decay", "packing")
 
 
 def unavailable() -> list[str]:
@@ -52,21 +46,14 @@ def unsupported(w: Tensor, form: Form) -> list[str]:
         reasons.append(f"supports float32, float64, bfloat16 and float16, got {str(w.dtype).removeprefix('torch.')}")
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         reasons.append("ONNX has no such operator")
-    for field in fields(form):
-        if field.name not in _KNOWN and (value := getattr(form, field.name)) != field.default:
-            reasons.append(f"its kernels have no {field.name}, got {field.name}={value!r}")
+    if form.block_size > 1:
+        reasons.append(f"its kernels have no block_size, got block_size={form.block_size}")
     return reasons
 
 
-def _check_tensors(inputs: Inputs) -> None:
-    """Refuse tensors that the kernels do not know, or in a form that they do not know."""
-    given = inputs._asdict()
-    unknown = [name for name, x in given.items() if name not in _KNOWN_TENSORS and x is not None]
-    if inputs.decay is not None and inputs.decay.dim() != 1:
-        unknown.append(f"decay of shape {tuple(inputs.decay.shape)}, only [H]")
-    if unknown:
-        raise BackendError(f"the Triton kernels have no {', '.join(unknown)}. Use backend='torch'.")
-    H, D = inputs.w.shape[2:]
+def _check_width(w: Tensor) -> None:
+    """Refuse tokens that are wider than a tile may be."""
+    H, D = w.shape[2:]
     size = choose_tiles(H, D)
     if size.HP * size.DP > WIDEST:
         raise ValueError(
@@ -77,15 +64,15 @@ def _check_tensors(inputs: Inputs) -> None:
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    _check_tensors(inputs)
+    _check_width(inputs.w)
     return run_tssa("tssa_triton", inputs, form)
 
 
-def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
+def causal_tssa(inputs: Inputs) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    _check_tensors(inputs)
-    arguments = causal_arguments(inputs, form)
+    _check_width(inputs.w)
+    arguments = causal_arguments(inputs)
     if inputs.packing is None and inputs.w.shape[1] == 1 and not (is_transformed() or is_differentiated(arguments)):
         y, *sums = torch.ops.tost.causal_tssa_triton_step(*arguments)
         return y, Sums(*sums)
-    return run_causal("causal_tssa_triton", inputs, form)
+    return run_causal("causal_tssa_triton", inputs)

@@ -1,6 +1,6 @@
 """Runs the kernels: sizes of tiles, memory for partial sums, the order of launches. Importing it imports triton.
 
-Shapes are those of `tost.ops.native`; all tensors are contiguous. Nothing here looks at the values of a tensor, so
+Shapes are those of `tost.ops._operators`; all tensors are contiguous. Nothing here looks at the values of a tensor, so
 nothing waits for the device.
 """
 
@@ -92,11 +92,10 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 class _Launcher:
     """Launches kernels on one call's chunks."""
 
-    def __init__(self, w: Tensor, layout: Layout | None, decay: Tensor | None = None) -> None:
+    def __init__(self, w: Tensor, layout: Layout | None) -> None:
         self.w, (self.H, self.D) = w, w.shape[2:]
-        self.size = choose_tiles(self.H, self.D, decays=decay is not None)
+        self.size = choose_tiles(self.H, self.D)
         self.layout = padded_layout(w, self.size.CHUNK) if layout is None else layout
-        self.powers = _powers(decay, self.size.CHUNK)
 
     def by_head(self, kernel: Any, *tensors: Tensor | None, **constants: Any) -> None:
         """Run a kernel for every chunk and head."""
@@ -133,16 +132,21 @@ class _Launcher:
         return totals, mass
 
     def scan(
-        self, sums: Tensor, masses: Tensor | None, fades: Tensor | None, before: Tensor | None,
-        mass_before: Tensor | None, *, backward: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        sums: Tensor,
+        masses: Tensor | None,
+        before: Tensor | None,
+        mass_before: Tensor | None,
+        *,
+        backward: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what chunks start with and what the last one leaves, for sums and for masses."""
         S, C, H, D = self.layout.sequences, self.layout.programs, self.H, self.D
         starts, mass_starts, after, mass_after = _empty(self.w, (C, H, D), (C, H), (S, H, D), (S, H))
         if self.layout.table is not None:  # what its empty entries start with is written by no one, and read
             starts.zero_()
             mass_starts.zero_()
-        tensors = (sums, masses, fades, before, mass_before, starts, mass_starts, after, mass_after)
+        tensors = (sums, masses, before, mass_before, starts, mass_starts, after, mass_after)
         self.over_chunks(common.scan_chunks, *tensors, BACKWARD=backward)
         return starts, mass_starts, after, mass_after
 
@@ -151,7 +155,6 @@ def tssa_forward(
     w: Tensor,
     temperature: Tensor,
     mask: Tensor | None,
-    count: Tensor | None,
     *,
     normalize: bool,
     layout: Layout | None = None,
@@ -162,7 +165,6 @@ def tssa_forward(
         w: Tokens, ``[B, N, H, D]``.
         temperature: ``[H]``, in the dtype of the statistics as all that follows.
         mask: Real tokens, bool ``[B, N]``.
-        count: What energies are multiplied by, ``[sequences]``.
         normalize: As in `tost.tssa`.
         layout: Of packed sequences; None if each row of w is one.
     """
@@ -175,17 +177,17 @@ def tssa_forward(
             squares, weighted, mass = _empty(w, (B, H, D), (B, H, D), (B, H))
             if B:
                 noncausal.whole[(B,)](
-                    w, mask, temperature, count, y, pi, squares, weighted, mass, N,
+                    w, mask, temperature, y, pi, squares, weighted, mass, N,
                     H=H, D=D, HP=size.HP, DP=size.DP, T=size.T, NORMALIZE=normalize, **OPTIONS,
                 )  # fmt: skip
             return y, pi, squares if normalize else None, weighted, mass
         totals = None
         if normalize:
             (sums,) = _empty(w, (C, H, D))
-            launch.by_head(common.chunk_squares, w, mask, None, sums, None)
+            launch.by_head(common.chunk_squares, w, mask, sums)
             totals, _ = launch.add(sums)
         sums, masses = _empty(w, (C, H, D), (C, H))
-        launch.by_chunk(noncausal.moments, w, mask, temperature, totals, count, pi, sums, masses)
+        launch.by_chunk(noncausal.moments, w, mask, temperature, totals, pi, sums, masses)
         weighted, mass = launch.add(sums, masses)
         launch.by_head(noncausal.output, w, mask, pi, weighted, mass, y)
     return y, pi, totals, weighted, mass
@@ -196,7 +198,6 @@ def tssa_backward(
     w: Tensor,
     temperature: Tensor,
     mask: Tensor | None,
-    count: Tensor | None,
     pi: Tensor,
     squares: Tensor | None,
     weighted: Tensor,
@@ -213,7 +214,7 @@ def tssa_backward(
         launch.by_head(noncausal.products, w, dy, mask, pi, sums)
         product, _ = launch.add(sums)
         launch.by_chunk(
-            noncausal.energies, w, dy, mask, temperature, count, pi, squares, weighted, mass, product,
+            noncausal.energies, w, dy, mask, temperature, pi, squares, weighted, mass, product,
             d_energy, sums, d_temperature,
         )  # fmt: skip
         reach = None if squares is None else launch.add(sums)[0]
@@ -223,18 +224,9 @@ def tssa_backward(
     return dw, d_temperature.sum(dim=0)
 
 
-def _powers(decay: Tensor | None, chunk: int) -> Tensor | None:
-    """Return the decay to the powers 0 ... chunk, [H, chunk + 1], found in double."""
-    if decay is None:
-        return None
-    exponents = torch.arange(chunk + 1, device=decay.device)
-    return (decay.double().unsqueeze(-1) ** exponents).to(decay.dtype)
-
-
-def _shared(inputs: Inputs) -> dict[str, bool]:
-    """Return whether all sequences share one bias, and one scale."""
-    given = {"BIAS_SHARED": inputs.bias, "SCALE_SHARED": inputs.scale}
-    return {name: x is not None and x.shape[0] != inputs.w.shape[0] for name, x in given.items()}
+def _bias_shared(inputs: Inputs) -> bool:
+    """Return whether all sequences share one bias."""
+    return inputs.bias is not None and inputs.bias.shape[0] != inputs.w.shape[0]
 
 
 class CausalResult(NamedTuple):
@@ -258,20 +250,18 @@ def causal_forward(inputs: Inputs, layout: Layout | None = None) -> CausalResult
     """
     w, mask = inputs.w, _bytes(inputs.mask)
     B, N, H, D = w.shape
-    launch, before = _Launcher(w, layout, inputs.decay), inputs.before or NO_SUMS
-    C, powers = launch.layout.programs, launch.powers
-    y = torch.empty_like(w)
-    pi, sums, masses, fades = _empty(w, (B, N, H), (C, H, D), (C, H), (C, H))
+    launch, before = _Launcher(w, layout), inputs.before or NO_SUMS
+    C, y = launch.layout.programs, torch.empty_like(w)
+    pi, sums, masses = _empty(w, (B, N, H), (C, H, D), (C, H))
     with _device_of(w):
-        launch.by_head(common.chunk_squares, w, mask, powers, sums, fades)
-        fading = None if powers is None else fades
-        squares, _, squares_after, _ = launch.scan(sums, None, fading, before[0], None, backward=False)
+        launch.by_head(common.chunk_squares, w, mask, sums)
+        squares, _, squares_after, _ = launch.scan(sums, None, before[0], None, backward=False)
         launch.by_chunk(
-            causal.memberships, w, mask, inputs.temperature, inputs.bias, inputs.scale, powers, squares,
-            pi, sums, masses, **_shared(inputs),
+            causal.memberships, w, mask, inputs.temperature, inputs.bias, squares, pi, sums, masses,
+            BIAS_SHARED=_bias_shared(inputs),
         )  # fmt: skip
-        weighted, mass, *after = launch.scan(sums, masses, fading, *before[1:], backward=False)
-        launch.by_head(causal.output, w, mask, pi, powers, weighted, mass, y)
+        weighted, mass, *after = launch.scan(sums, masses, *before[1:], backward=False)
+        launch.by_head(causal.output, w, mask, pi, weighted, mass, y)
     return CausalResult(y, pi, Sums(squares, weighted, mass), Sums(squares_after, *after))
 
 
@@ -284,21 +274,19 @@ def causal_step(inputs: Inputs) -> tuple[Tensor, Sums]:
     with _device_of(w):
         if B:
             causal.step[(B,)](
-                w, _bytes(inputs.mask), inputs.temperature, inputs.bias, inputs.scale, inputs.decay, *before,
-                y, *after, **_shared(inputs), H=H, D=D, HP=size.HP, DP=size.DP, **OPTIONS,
+                w, _bytes(inputs.mask), inputs.temperature, inputs.bias, *before, y, *after,
+                BIAS_SHARED=_bias_shared(inputs), H=H, D=D, HP=size.HP, DP=size.DP, **OPTIONS,
             )  # fmt: skip
     return y, after
 
 
 class CausalGradients(NamedTuple):
-    """Gradients of the causal operator; those of logits and scale are per token, [B, N, H]."""
+    """Gradients of the causal operator; those of logits are per token, [B, N, H]."""
 
     w: Tensor
     temperature: Tensor
     logit: Tensor
     before: Sums
-    scale: Tensor | None
-    decay: Tensor | None
 
 
 def causal_backward(
@@ -319,35 +307,26 @@ def causal_backward(
         starts: The sums at the start of each chunk.
         layout: As in `causal_forward`.
     """
-    w, mask, temperature, scale = inputs.w, _bytes(inputs.mask), inputs.temperature, inputs.scale
+    w, mask, temperature = inputs.w, _bytes(inputs.mask), inputs.temperature
     B, N, H, D = w.shape
-    launch, shared = _Launcher(w, layout, inputs.decay), _shared(inputs)
-    C, powers, size = launch.layout.programs, launch.powers, launch.size
-    replayed = (pi, powers, starts.weighted_squares, starts.mass)
-    dw, d_scale, d_decay = torch.empty_like(w), None, None
-    sums, masses, fades, d_pi, d_logit, d_temperature = _empty(
-        w, (C, H, D), (C, H), (C, H), (B, N, H), (B, N, H), (C, H)
-    )
-    if scale is not None:
-        (d_scale,) = _empty(w, (B, N, H))
-    if powers is not None:
-        (d_decay,) = _empty(w, (C, H))
+    launch, dw = _Launcher(w, layout), torch.empty_like(w)
+    C, size = launch.layout.programs, launch.size
+    replayed = pi, starts.weighted_squares, starts.mass
+    sums, masses, d_pi, d_logit, d_temperature = _empty(w, (C, H, D), (C, H), (B, N, H), (B, N, H), (C, H))
     with _device_of(w):
-        launch.by_head(causal.products, w, dy, mask, *replayed, sums, masses, fades)
-        fading = None if powers is None else fades
-        later_weighted, later_mass, *d_before = launch.scan(sums, masses, fading, *d_after[1:], backward=True)
+        launch.by_head(causal.products, w, dy, mask, *replayed, sums, masses)
+        later_weighted, later_mass, *d_before = launch.scan(sums, masses, *d_after[1:], backward=True)
         launch.by_head(causal.d_memberships, w, dy, mask, *replayed, later_weighted, later_mass, d_pi)
         if B * N:
             programs, ROWS = num_chunks(B * N, size.ROWS), size.ROWS
             causal.d_logits[(programs,)](pi, d_pi, d_logit, B * N, H=H, HP=size.HP, BLOCK=ROWS, **OPTIONS)
         launch.by_head(
-            causal.shares, w, mask, temperature, inputs.bias, scale, powers, starts.squares, d_logit,
-            sums, d_temperature, d_scale, **shared,
+            causal.shares, w, mask, temperature, inputs.bias, starts.squares, d_logit, sums, d_temperature,
+            BIAS_SHARED=_bias_shared(inputs),
         )  # fmt: skip
-        later_squares, _, d_squares, _ = launch.scan(sums, None, fading, d_after[0], None, backward=True)
+        later_squares, _, d_squares, _ = launch.scan(sums, None, d_after[0], None, backward=True)
         launch.by_head(
-            causal.gradient, w, dy, mask, temperature, scale, *replayed, starts.squares, d_logit,
-            later_squares, later_weighted, later_mass, dw, d_decay, SCALE_SHARED=shared["SCALE_SHARED"],
+            causal.gradient, w, dy, mask, temperature, *replayed, starts.squares, d_logit,
+            later_squares, later_weighted, dw,
         )  # fmt: skip
-    by_decay = None if d_decay is None else d_decay.sum(dim=0)
-    return CausalGradients(dw, d_temperature.sum(dim=0), d_logit, Sums(d_squares, *d_before), d_scale, by_decay)
+    return CausalGradients(dw, d_temperature.sum(dim=0), d_logit, Sums(d_squares, *d_before))

@@ -41,12 +41,11 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def choose_tiles(H: int, D: int, *, decays: bool = False) -> Tiles:
-    """Return the sizes for H heads of width D. A scan with a decay holds twice the numbers, so its tiles are half."""
+def choose_tiles(H: int, D: int) -> Tiles:
+    """Return the sizes for H heads of width D."""
     HP, DP = _power_of_two(H), max(16, _power_of_two(D))
-    lanes = LANES // 2 if decays else LANES
-    chunk = min(LONGEST_CHUNK, max(1, lanes // DP))
-    return Tiles(HP, DP, chunk, min(chunk, max(1, lanes // (HP * DP))), chunk, max(1, lanes // HP))
+    chunk = min(LONGEST_CHUNK, max(1, LANES // DP))
+    return Tiles(HP, DP, chunk, min(chunk, max(1, LANES // (HP * DP))), chunk, max(1, LANES // HP))
 
 
 def num_chunks(length: int, chunk: int) -> int:

@@ -73,6 +73,16 @@ def read_saved(path: str | Path, *, ema: bool = False, report: Callable[[str], N
     return SavedModel(name, options, read_model_tensors(checkpoint, ema=ema))
 
 
+def trained_precision(path: Path) -> str | None:
+    """Return ``train.precision`` of the run to which a run or checkpoint folder belongs; None for a model folder."""
+    folder = path.resolve()
+    config = folder / "config.yaml" if (folder / "checkpoints").is_dir() else folder.parent.parent / "config.yaml"
+    if (folder / DESCRIPTION).is_file() or not config.is_file():
+        return None
+    train = read_run_document(config).values.get("train")
+    return train.get("precision") if isinstance(train, dict) else None
+
+
 def load_model(path: str | Path, *, ema: bool = False) -> nn.Module:
     """Build the model that was saved in a folder, with its weights.
 

@@ -184,54 +184,14 @@ RULES: tuple[Rule, ...] = (
         "{0} has its peak at the end of the warm-up, but schedule.warmup_steps is {1}; set it to 2 or more",
     ),
     Rule(
-        "schedule.min_lr schedule.name",
-        lambda floor, name: floor and name in ("constant", "one_cycle"),
-        "{0} has no effect on the schedule {1}; remove it, or choose cosine, linear or inverse_sqrt",
-    ),
-    Rule(
         "schedule.min_lr optim.lr",
         lambda floor, peak: floor > peak,
         "{0} is above the peak optim.lr ({1}); a schedule ends at or below its peak",
     ),
     Rule(
-        "schedule.warmup_from schedule.warmup_first_step schedule.name",
-        lambda start, first, name: start and (first == "one" or name == "one_cycle"),
-        "{0} has no effect with schedule.warmup_first_step={1} on the schedule {2}; it needs zero, and not one_cycle",
-    ),
-    Rule(
         "schedule.warmup_from optim.lr",
         lambda start, peak: start > peak,
         "{0} is above the peak optim.lr ({1}); a warm-up rises",
-    ),
-    Rule(
-        "schedule.warmup_first_step schedule.name",
-        lambda first, name: first != "one" and name == "one_cycle",
-        "{0} has no effect on the schedule {1}, whose warm-up has its own form; remove it",
-    ),
-    Rule(
-        "schedule.decay_from schedule.name schedule.warmup_steps",
-        lambda start, name, warmup: start == "start" and (name not in ("cosine", "linear") or not warmup),
-        "{0} has no effect on the schedule {1} with {2} warmup_steps; it needs cosine or linear, and a warm-up",
-    ),
-    Rule(
-        "schedule.lag schedule.epoch_steps",
-        lambda lag, epoch: lag and not epoch,
-        "{0} has no effect while schedule.epoch_steps is 0; set that to the number of steps of an epoch",
-    ),
-    Rule(
-        "optim.decay_statistics optim.decay_all",
-        lambda statistics, everything: statistics and everything,
-        "true has no effect next to optim.decay_all, which decays every parameter; remove one of the two",
-    ),
-    Rule(
-        "regularize.mix_prob regularize.mixup regularize.cutmix",
-        lambda prob, mixup, cutmix: prob != 1 and not mixup and not cutmix,
-        "{0} has no effect without regularize.mixup or regularize.cutmix; set one of them, or remove this",
-    ),
-    Rule(
-        "regularize.switch_prob regularize.mixup regularize.cutmix",
-        lambda prob, mixup, cutmix: prob != 0.5 and not (mixup and cutmix),
-        "{0} has no effect unless regularize.mixup and regularize.cutmix are both set; remove it",
     ),
     Rule(
         "checkpoint.best_metric evaluate.every",

@@ -82,8 +82,10 @@ class TrainConfig(_Section):
     seed: _Seed = _key(0, "seed of weights, data order and dropout")
     batch_size: _PositiveCount = Field(description="samples (sequences or images) per step, over all processes")
     accumulate: _PositiveCount = _key(1, "micro-batches that a step consists of, to save memory")
-    precision: Literal["fp32", "bf16", "fp16"] = _key(
-        "fp32", "arithmetic of the model; weights and optimizer stay fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = _key(
+        "auto",
+        "arithmetic of the model, while weights, statistics and optimizer stay fp32; auto: bf16 where the device has "
+        "instructions for it, or else fp32; a run stores and keeps what was chosen",
     )
     clip_norm: _Positive | None = _key(None, "largest Euclidean norm of the whole gradient; null: no limit")
     clip_value: _Positive | None = _key(None, "largest magnitude of any entry of the gradient; null: no limit")

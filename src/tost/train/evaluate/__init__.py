@@ -19,7 +19,6 @@ class Protocol(StrEnum):
     stream = "stream"
     last_word = "last-word"
     last_word_authors = "last-word-authors"
-    choices = "choices"
 
 
 _TAKES = {

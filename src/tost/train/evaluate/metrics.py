@@ -76,17 +76,17 @@ def measure(
     counts: dict[str, Tensor] = {}
     terms = 0.0
     total = min(len(loader), config.evaluate.batches or len(loader))
-    for done, batch in enumerate(islice(loader, total), 1):
-        placed = processes.place(batch)
-        with processes.context():
+    with processes.context():  # one for all batches: autocast rounds each weight once
+        for done, batch in enumerate(islice(loader, total), 1):
+            placed = processes.place(batch)
             result = task.compute(model, placed)
-        terms += float(task.terms(placed))
-        sums["loss"] += result.loss.item()
-        for name, value in result.sums.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-        for name, table in result.counts.items():
-            counts[name] = counts[name] + table if name in counts else table
-        report(done, total)
+            terms += float(task.terms(placed))
+            sums["loss"] += result.loss.item()
+            for name, value in result.sums.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            for name, table in result.counts.items():
+                counts[name] = counts[name] + table if name in counts else table
+            report(done, total)
     layers = {}
     if config.evaluate.telemetry:  # on the first batch, which every process runs whole
         first = next(iter(make_evaluation_loader(dataset, batch_size=batch_size)))

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from tost._machine import DeviceChoice
 from tost._progress import Report, silent
 from tost.data import DataOptions, build_data
-from tost.data.tokens.reader import TokenSplit, cbt_questions, check_tokenizer, lambada_pairs, open_tokens
+from tost.data.tokens.reader import TokenSplit, check_tokenizer, lambada_pairs, open_tokens
 from tost.errors import ConfigError
 from tost.generation import Sampling, generate_with_state
 from tost.generation.decode import CHUNK_SIZE, check_causal, context_limit, evaluating
@@ -394,40 +394,6 @@ def score_last_words_by_generation(
     return LastWords(correct, len(asked))
 
 
-def score_choices(
-    model: nn.Module, questions: Iterable[tuple[Sequence[Sequence[int]], int]], *, before: int | None
-) -> dict[str, float]:
-    """Answer questions with the likeliest of several passages, as the authors do with the Children's Book Test.
-
-    Args:
-        model: A causal language model.
-        questions: For each the token ids of its passages, one for every candidate, and the number of the right one. A
-            passage that is longer than the model's positions loses its beginning.
-        before: Token that is read before each passage, such as the end of a text; None for none.
-
-    Returns:
-        The share of questions that were answered rightly, and their number.
-
-    Raises:
-        ConfigError: There are no questions.
-    """
-    limit, device = context_limit(model), next(model.parameters()).device
-    first = [] if before is None else [before]
-
-    def surprise(passage: Sequence[int]) -> float:
-        ids = torch.tensor([*first, *passage], device=device)
-        ids = ids if limit is None else ids[-limit - 1 :]
-        return float(model(ids[None, :-1], targets=ids[None, 1:]))
-
-    right = []
-    with torch.no_grad(), evaluating(model):
-        for passages, answer in questions:
-            found = [surprise(passage) for passage in passages]
-            right.append(found.index(min(found)) == answer)
-    _check_some(right)
-    return {"choice_accuracy": sum(right) / len(right), "questions": float(len(right))}
-
-
 def _check_some(passages: Sequence[object]) -> None:
     if not passages:
         raise ConfigError("there are no passages to measure; the data has none.")
@@ -521,7 +487,7 @@ def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest, *, report
 
     Returns:
         Metrics: ``loss`` per token in nats, ``perplexity``, ``bits_per_token``; ``bits_per_byte`` and
-        ``word_perplexity``, which do not depend on the tokenizer. Or accuracies of last words or of choices.
+        ``word_perplexity``, which do not depend on the tokenizer. Or accuracies of last words.
 
     Raises:
         ConfigError: The data is no text, has ids that the model does not know, or cannot be measured so.
@@ -536,7 +502,7 @@ def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest, *, report
             "tokenizer of the model's training data."
         )
     batch = config.evaluate.batch_size or config.train.batch_size
-    if test.protocol in (Protocol.last_word, Protocol.last_word_authors, Protocol.choices):
+    if test.protocol in (Protocol.last_word, Protocol.last_word_authors):
         metrics = _answers(model, corpus.split, test.protocol, batch)
     else:
         metrics = _losses(model, corpus, config, test, batch, report)
@@ -574,8 +540,6 @@ def _answers(model: nn.Module, split: TokenSplit | None, protocol: Protocol, bat
             f"the protocol {protocol} needs passages, which are the documents of a prepared folder; set "
             "data.name=tokens and data.path."
         )
-    if protocol is Protocol.choices:
-        return score_choices(model, cbt_questions(split), before=split.folder.end_of_text)
     if protocol is Protocol.last_word:
         passages = [Passage(context, word) for context, word in lambada_pairs(split)]
         return score_last_words(model, passages, batch_size=batch).metrics()

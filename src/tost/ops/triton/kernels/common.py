@@ -1,4 +1,4 @@
-"""What all kernels share: chunks of tokens, running sums within a chunk, and sums and scans over chunks.
+"""What all kernels share: chunks of tokens, and sums and scans over chunks.
 
 A sequence is cut into chunks of CHUNK tokens. Rows are tokens of all sequences, one after the other. Where a chunk lies
 follows from its number if all sequences have N tokens, in `chunks` chunks each. Otherwise a table says it, int64
@@ -6,7 +6,7 @@ follows from its number if all sequences have N tokens, in `chunks` chunks each.
 `bounds`, int64 ``[sequences + 1]``, has the number of each sequence's first chunk. A chunk has tokens of one sequence.
 
 HP and DP are H and D rounded up to powers of two. Pointers that a call does not need are None, which is known when a
-kernel is compiled. With a decay, ``powers [H, CHUNK + 1]`` has the decay of each head to the power 0, 1, 2, ...
+kernel is compiled.
 """
 
 import triton
@@ -134,6 +134,13 @@ def store_heads(x, value, rows, end, H: tl.constexpr, HP: tl.constexpr):
 
 
 @triton.jit
+def load_heads(x, H: tl.constexpr, HP: tl.constexpr):
+    """Return one number per head, [HP]."""
+    h = tl.arange(0, HP)
+    return tl.load(x + h, h < H, 0.0)
+
+
+@triton.jit
 def load_sum(x, index, head, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
     """Return the sums of one head with the given index, [DP]."""
     d = tl.arange(0, DP)
@@ -176,96 +183,16 @@ def softmax(logit, H: tl.constexpr, HP: tl.constexpr):
     return weight / tl.sum(weight, 1)[:, None]
 
 
-@triton.jit
-def fade_and_add(factor, x, next_factor, next_x):
-    """Combine two neighbors of a scan of ``total = factor * total + x``."""
-    return factor * next_factor, x * next_factor + next_x
-
-
-@triton.jit
-def like(v, x):
-    """Return v [rows] in a shape that goes with x, [rows] or [rows, DP]."""
-    if len(x.shape) == 2:
-        v = v[:, None]
-    return v
-
-
-@triton.jit
-def counted(real):
-    """Return how many real tokens there are up to every row."""
-    return tl.cumsum(real.to(tl.int32), 0)
-
-
-@triton.jit
-def power(powers, head, exponent, CHUNK: tl.constexpr):
-    """Return the decay of a head to a power."""
-    return tl.load(powers + head * (CHUNK + 1) + exponent)
-
-
-@triton.jit
-def fading(x, start, real, exponent, powers, head, CHUNK: tl.constexpr):
-    """Return the sums of x where real rows make earlier ones fade, after what is left of those at the start."""
-    factor = tl.where(real, power(powers, head, 1, CHUNK), 1.0)
-    within = tl.associative_scan((tl.broadcast_to(like(factor, x), x.shape), x), 0, fade_and_add)[1]
-    return within + start * like(power(powers, head, exponent, CHUNK), x)
-
-
-@triton.jit
-def running(x, start, real, powers, head, CHUNK: tl.constexpr):
-    """Return the sums of x up to every row of the chunk, after those at its start."""
-    if powers is not None:
-        return fading(x, start, real, counted(real), powers, head, CHUNK)
-    return tl.cumsum(x, 0) + start
-
-
-@triton.jit
-def reaching(x, later, real, powers, head, CHUNK: tl.constexpr):
-    """Return the sums of x from every real row on, with those of later chunks; x is 0 in the other rows."""
-    if powers is None:
-        total = tl.cumsum(x, 0, reverse=True) + later
-    else:
-        factor = tl.where(real, power(powers, head, 1, CHUNK), 1.0)
-        within = tl.associative_scan((tl.broadcast_to(like(factor, x), x.shape), x), 0, fade_and_add, reverse=True)[1]
-        left = tl.sum(real.to(tl.int32), 0) - counted(real)
-        total = within + later * like(power(powers, head, left, CHUNK), x)
-    return total
-
-
-@triton.jit
-def summed(x, real, powers, head, CHUNK: tl.constexpr):
-    """Return the sum of x over the chunk, as it is after its last row."""
-    if powers is not None:
-        left = tl.sum(real.to(tl.int32), 0) - counted(real)
-        x = x * like(power(powers, head, left, CHUNK), x)
-    return tl.sum(x, 0)
-
-
-@triton.jit
-def summed_back(x, real, powers, head, CHUNK: tl.constexpr):
-    """Return the sum of x over the chunk, as it reaches what is before its first row."""
-    if powers is not None:
-        x = x * like(power(powers, head, counted(real), CHUNK), x)
-    return tl.sum(x, 0)
-
-
-@triton.jit
-def store_fade(fades, chunk, head, real, powers, H: tl.constexpr, CHUNK: tl.constexpr):
-    """Write what a chunk leaves of earlier sums, if there is a decay."""
-    if powers is not None:
-        tl.store(fades + chunk * H + head, power(powers, head, tl.sum(real.to(tl.int32), 0), CHUNK))
-
-
 @triton.jit(do_not_specialize=["chunks", "N"])
 def chunk_squares(
-    w, mask, powers, sums, fades, table, chunks, N,
+    w, mask, sums, table, chunks, N,
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Sum the squares of a chunk and a head, [chunks, H, D]; fades [chunks, H]: what a chunk leaves of earlier sums."""
+    """Sum the squares of a chunk and a head, [chunks, H, D]."""
     chunk, _, _, begin, end = place(table, chunks, N, CHUNK)
     head, rows, real = rows_of_head(mask, begin, end, CHUNK)
     x = load_head(w, rows, head, real, H, D, DP, sums.dtype.element_ty)
-    store_sum(sums, summed(x * x, real, powers, head, CHUNK), chunk, head, H, D, DP)
-    store_fade(fades, chunk, head, real, powers, H, CHUNK)
+    store_sum(sums, tl.sum(x * x, 0), chunk, head, H, D, DP)
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -291,7 +218,7 @@ def add_chunks(
 
 @triton.jit(do_not_specialize=["chunks"])
 def scan_chunks(
-    sums, masses, fades, before, mass_before, starts, mass_starts, after, mass_after, bounds, chunks,
+    sums, masses, before, mass_before, starts, mass_starts, after, mass_after, bounds, chunks,
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Write what each chunk of a sequence starts with, for one head: [chunks, H, D] -> [chunks, H, D].
@@ -319,24 +246,12 @@ def scan_chunks(
         to = (c - 1) if BACKWARD else (c + 1)
         inside, onward = step < count, step + 1 < count
         x = load_head(sums, c, head, inside, H, D, DP, starts.dtype.element_ty)
-        if fades is None:
-            total = tl.cumsum(x, 0) + carry[None, :]
-        else:
-            factor = tl.load(fades + c * H + head, inside, 1.0)
-            # What was there before the block is one more entry: it joins the first one.
-            first = tl.arange(0, BLOCK) == 0
-            x += tl.where(first, factor, 0.0)[:, None] * carry[None, :]
-            total = tl.associative_scan((tl.broadcast_to(factor[:, None], x.shape), x), 0, fade_and_add)[1]
+        total = tl.cumsum(x, 0) + carry[None, :]
         at, exists = head_lanes(to, head, onward, H, D, DP)
         tl.store(starts + at, total, exists)
         carry = tl.sum(tl.where((tl.arange(0, BLOCK) == BLOCK - 1)[:, None], total, 0.0), 0)
         if masses is not None:
-            x_mass = tl.load(masses + c * H + head, inside, 0.0)
-            if fades is None:
-                total_mass = tl.cumsum(x_mass, 0) + carry_mass
-            else:
-                x_mass += tl.where(first, factor, 0.0) * carry_mass
-                total_mass = tl.associative_scan((factor, x_mass), 0, fade_and_add)[1]
+            total_mass = tl.cumsum(tl.load(masses + c * H + head, inside, 0.0), 0) + carry_mass
             tl.store(mass_starts + to * H + head, total_mass, onward)
             carry_mass = tl.sum(tl.where(tl.arange(0, BLOCK) == BLOCK - 1, total_mass, 0.0), 0)
     store_sum(after, carry, sequence, head, H, D, DP)

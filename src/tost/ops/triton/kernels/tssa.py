@@ -1,6 +1,6 @@
 """The kernels of the operator that is not causal. What is in the module `common` holds here.
 
-Shapes: w, y, dy, dw [rows, H, D], mask [rows], temperature [H], count [sequences], pi, d_energy [rows, H]; sums of
+Shapes: w, y, dy, dw [rows, H, D], mask [rows], temperature [H], pi, d_energy [rows, H]; sums of
 chunks [chunks, H, D], their masses [chunks, H]; those of sequences [sequences, H, D] and [sequences, H].
 """
 
@@ -11,16 +11,6 @@ from tost.ops import _numerics
 from tost.ops.triton.kernels import common
 
 SQUARE_FLOOR = tl.constexpr(_numerics.SQUARE_FLOOR)
-
-
-@triton.jit
-def multiplier(temperature, count, sequence, H: tl.constexpr, HP: tl.constexpr):
-    """Return what the share of a head is multiplied by to give a logit, [HP]."""
-    h = tl.arange(0, HP)
-    factor = tl.load(temperature + h, h < H, 0.0)
-    if count is not None:
-        factor = factor * tl.load(count + sequence)
-    return factor
 
 
 @triton.jit
@@ -41,13 +31,13 @@ def shares(square, inverse):
 
 
 @triton.jit
-def memberships(square, inverse, factor, real, H: tl.constexpr, HP: tl.constexpr):
+def memberships(square, inverse, t, real, H: tl.constexpr, HP: tl.constexpr):
     """Return pi of a tile, [T, HP], 0 for padding and for heads that do not exist."""
-    return tl.where(real[:, None], common.softmax(factor[None, :] * shares(square, inverse), H, HP), 0.0)
+    return tl.where(real[:, None], common.softmax(t[None, :] * shares(square, inverse), H, HP), 0.0)
 
 
 @triton.jit
-def weigh(w, mask, pi, inverse, factor, begin, end, length, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr,
+def weigh(w, mask, pi, inverse, t, begin, end, length, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr,
           DP: tl.constexpr, T: tl.constexpr):  # fmt: skip
     """Write pi of `length` rows; return their sums of ``pi w^2``, [HP, DP], and of pi, [HP]."""
     dtype: tl.constexpr = pi.dtype.element_ty
@@ -56,7 +46,7 @@ def weigh(w, mask, pi, inverse, factor, begin, end, length, H: tl.constexpr, D: 
     for i in range(0, length, T):
         rows, real = common.rows_of(mask, begin + i, end, T)
         x = common.load_tile(w, rows, real, H, D, HP, DP, dtype)
-        p = memberships(x * x, inverse, factor, real, H, HP)
+        p = memberships(x * x, inverse, t, real, H, HP)
         common.store_heads(pi, p, rows, end, H, HP)
         total += p[:, :, None] * (x * x)
         mass += p
@@ -72,14 +62,14 @@ def load_gain(weighted, mass, sequence, head, H: tl.constexpr, D: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["chunks", "N"])
 def moments(
-    w, mask, temperature, squares, count, pi, sums, masses, table, chunks, N,
+    w, mask, temperature, squares, pi, sums, masses, table, chunks, N,
     H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, T: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Write the memberships of a chunk, and its sums of ``pi w^2`` and of pi. `squares` is None if not normalized."""
     chunk, sequence, _, begin, end = common.place(table, chunks, N, CHUNK)
-    factor = multiplier(temperature, count, sequence, H, HP)
+    t = common.load_heads(temperature, H, HP)
     inverse = load_inverse(squares, sequence, H, D, HP, DP)
-    total, mass = weigh(w, mask, pi, inverse, factor, begin, end, CHUNK, H, D, HP, DP, T)
+    total, mass = weigh(w, mask, pi, inverse, t, begin, end, CHUNK, H, D, HP, DP, T)
     common.store_sums(sums, total, chunk, H, D, HP, DP)
     common.store_masses(masses, mass, chunk, H, HP)
 
@@ -100,7 +90,7 @@ def output(
 
 @triton.jit(do_not_specialize=["N"])
 def whole(
-    w, mask, temperature, count, y, pi, squares, weighted, mass, N,
+    w, mask, temperature, y, pi, squares, weighted, mass, N,
     H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, T: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     """Run the operator on a short sequence in one program, which reads its tokens three times."""
@@ -108,7 +98,7 @@ def whole(
     begin = sequence * N
     end = begin + N
     dtype: tl.constexpr = pi.dtype.element_ty
-    factor = multiplier(temperature, count, sequence, H, HP)
+    t = common.load_heads(temperature, H, HP)
     inverse = None
     if NORMALIZE:
         total = tl.zeros([T, HP, DP], dtype)
@@ -119,7 +109,7 @@ def whole(
         summed = tl.sum(total, 0)
         common.store_sums(squares, summed, sequence, H, D, HP, DP)
         inverse = 1.0 / tl.maximum(summed, SQUARE_FLOOR)
-    weights, masses = weigh(w, mask, pi, inverse, factor, begin, end, N, H, D, HP, DP, T)
+    weights, masses = weigh(w, mask, pi, inverse, t, begin, end, N, H, D, HP, DP, T)
     common.store_sums(weighted, weights, sequence, H, D, HP, DP)
     common.store_masses(mass, masses, sequence, H, HP)
     m = (masses + common.MASS_FLOOR)[:, None]
@@ -127,7 +117,7 @@ def whole(
     for i in range(0, N, T):
         rows, real = common.rows_of(mask, begin + i, end, T)
         x = common.load_tile(w, rows, real, H, D, HP, DP, dtype)
-        p = memberships(x * x, inverse, factor, real, H, HP)
+        p = memberships(x * x, inverse, t, real, H, HP)
         common.store_tile(y, -p[:, :, None] * x * gain[None, :, :], rows, end, H, D, HP, DP)
 
 
@@ -145,7 +135,7 @@ def products(
 
 @triton.jit(do_not_specialize=["chunks", "N"])
 def energies(
-    w, dy, mask, temperature, count, pi, squares, weighted, mass, product, d_energy, sums, d_temperature,
+    w, dy, mask, temperature, pi, squares, weighted, mass, product, d_energy, sums, d_temperature,
     table, chunks, N,
     H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, T: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -153,7 +143,7 @@ def energies(
     chunk, sequence, _, begin, end = common.place(table, chunks, N, CHUNK)
     dtype: tl.constexpr = pi.dtype.element_ty
     h = tl.arange(0, HP)
-    factor = multiplier(temperature, count, sequence, H, HP)
+    t = common.load_heads(temperature, H, HP)
     inverse = load_inverse(squares, sequence, H, D, HP, DP)
     m = tl.load(mass + sequence * H + h, h < H, 1.0)[:, None] + common.MASS_FLOOR
     moment = common.load_sums(weighted, sequence, H, D, HP, DP) / m
@@ -169,15 +159,12 @@ def energies(
         p = tl.load(pi + rows[:, None] * H + h[None, :], real[:, None] & (h < H)[None, :], 0.0)
         d_pi = tl.sum(x * (x * d_weighted[None, :, :] - o * gain[None, :, :]), 2) + d_mass[None, :]
         d_logit = p * (d_pi - tl.sum(p * d_pi, 1)[:, None])
-        d_share = factor[None, :] * d_logit
+        d_share = t[None, :] * d_logit
         common.store_heads(d_energy, d_share, rows, end, H, HP)
         total_temperature += d_logit * shares(x * x, inverse)
         if squares is not None:
             total += x * x * d_share[:, :, None]
-    by_temperature = tl.sum(total_temperature, 0)
-    if count is not None:
-        by_temperature = by_temperature * tl.load(count + sequence)
-    common.store_masses(d_temperature, by_temperature, chunk, H, HP)
+    common.store_masses(d_temperature, tl.sum(total_temperature, 0), chunk, H, HP)
     if squares is not None:
         common.store_sums(sums, tl.sum(total, 0), chunk, H, D, HP, DP)
 

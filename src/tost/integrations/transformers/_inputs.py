@@ -29,11 +29,7 @@ _HINTS = {
 
 
 def refuse_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse what would change the result if the model knew it.
-
-    Raises:
-        ValueError: The model does not have what an argument requests.
-    """
+    """Refuse what would change the result if the model knew it."""
     asked = [key for key in given if given[key] is not None and given[key] is not False and key not in _HARMLESS]
     if asked:
         reasons = "; ".join(f"{key}: {_HINTS.get(key, 'not known')}" for key in asked)
@@ -41,11 +37,7 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
 
 
 def check_prompt(mask: Tensor | None) -> None:
-    """Refuse prompts whose last token is padding, which has no continuation.
-
-    Raises:
-        ValueError: A row of the attention_mask ends with 0.
-    """
+    """Refuse prompts whose last token is padding, which has no continuation."""
     if mask is None or mask.dim() != 2 or not bool((mask[:, -1] == 0).any()):
         return
     rows = (mask[:, -1] == 0).nonzero().flatten().tolist()
@@ -56,16 +48,7 @@ def check_prompt(mask: Tensor | None) -> None:
 
 
 def read_mask(mask: Tensor | None, shape: torch.Size, cache: Cache | None) -> Tensor | None:
-    """Return which of the tokens are real, bool [B, N]; None if all are, as far as can be seen.
-
-    Args:
-        mask: The attention_mask, 1 for real tokens and 0 for padding, for these tokens or for all up to them.
-        shape: ``[B, N]`` of the tokens.
-        cache: Holds the tokens before them, padding included; None for none.
-
-    Raises:
-        ValueError: It has another shape, or holds anything but 0 and 1.
-    """
+    """Return which of the tokens are real, bool [B, N]; None if all are, as far as can be seen."""
     if mask is None or len(shape) != 2:  # ids of another shape are refused by the model
         return None
     B, N = shape
@@ -92,21 +75,7 @@ def read_mask(mask: Tensor | None, shape: torch.Size, cache: Cache | None) -> Te
 def read_packing(
     given: MutableMapping[str, Any], shape: torch.Size, mask: Tensor | None, start: Tensor | None
 ) -> Packing | None:
-    """Remove the arguments of padding-free collators about packed sequences, and check the position_ids.
-
-    Sequences are packed if ``cu_seq_lens_q`` or ``seq_idx`` is given, or if ``position_ids`` return to 0 within a row
-    that has no padding.
-
-    Args:
-        given: What the model was given by name: ``position_ids``, ``cu_seq_lens_q``, ``cu_seq_lens_k``,
-            ``max_length_q``, ``max_length_k``, ``seq_idx``, or a ``packing`` that was read before, are taken out.
-        shape: ``[B, N]`` of the tokens.
-        mask: Real tokens, bool ``[B, N]``; None if all are.
-        start: Tokens that came before, padding not counted, int64 ``[B]``; None for none.
-
-    Raises:
-        ValueError: They contradict each other, or do not fit the tokens.
-    """
+    """Remove the arguments of padding-free collators about packed sequences, and check the position_ids."""
     names = ("packing", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
     packing: Packing | None
     packing, positions, queries, keys, sequences, *_ = (given.pop(name, None) for name in names)
@@ -117,6 +86,7 @@ def read_packing(
     if packing is None:
         cu_seqlens = keys if queries is None else queries
         packing = find_packing(shape, cu_seqlens, sequences if cu_seqlens is None else None)
+    # Without padding, positions that return to 0 begin a sequence.
     if packing is None and mask is None and start is None and _restart(positions, shape):
         assert positions is not None
         packing = Packing.from_segment_ids((positions == 0).cumsum(dim=1).expand(*shape))
@@ -138,18 +108,7 @@ def check_positions(
     start: Tensor | None,
     packing: Packing | None = None,
 ) -> None:
-    """Refuse position_ids other than the numbers of the real tokens, which the model counts itself.
-
-    Args:
-        given: The position_ids, int64 ``[B, N]`` or ``[1, N]``; those of padding are ignored.
-        shape: ``[B, N]`` of the tokens.
-        mask: Real tokens, bool ``[B, N]``; None if all are.
-        start: Tokens that came before, padding not counted, int64 ``[B]``; None for none.
-        packing: Where sequences begin, if several are packed into a row; each is counted from 0.
-
-    Raises:
-        ValueError: They are others.
-    """
+    """Refuse position_ids other than the numbers of the real tokens, which the model counts itself."""
     if given is None:
         return
     fits = given.dim() == 2 and given.shape[0] in (1, shape[0]) and given.shape[1] == shape[1]
@@ -171,17 +130,7 @@ def check_positions(
 def shift_targets(
     labels: Tensor | None, shifted: Tensor | None, mask: Tensor | None, shape: torch.Size
 ) -> Tensor | None:
-    """Return the token that each token has to predict, int64 [B, N], -100 where there is none.
-
-    Args:
-        labels: The tokens themselves, with -100 for those that are not to be predicted.
-        shifted: The tokens after them, in place of `labels`.
-        mask: The attention_mask, for these tokens or for all up to them; None if all are real.
-        shape: ``[B, N]`` of the tokens.
-
-    Raises:
-        ValueError: There is not one label per token.
-    """
+    """Return the token that each token has to predict, int64 [B, N], -100 where there is none."""
     if labels is None and shifted is None:
         return None
     given = labels if shifted is None else shifted
