@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import tost
-from tost.ops._blocks import products
 from tost.ops._numerics import statistics_dtype
 from tost.testing import assert_close
 

@@ -103,7 +103,7 @@ def test_unknown_backend_is_refused_with_a_suggestion():
         BackendError, match=r"`tssa` has no backend 'natve'; it has auto, triton, native, torch, reference.*'native'"
     ):
         tost.tssa(W, T, backend="natve")
-    with pytest.raises(ValueError, match="there is no operator 'attention'; the operators are causal_tssa, gated_tssa, tssa"):
+    with pytest.raises(ValueError, match=r"no operator 'attention'; .* are causal_tssa, gated_tssa, tssa\."):
         tost.available_backends("attention")
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import tost
 from tests.ops.cases import (
@@ -119,6 +120,19 @@ def test_backward_keeps_little_more_than_w(backend, run):
         else:
             run(w, torch.ones(H, requires_grad=True), backend=backend)
     assert 0 < sum(kept.values()) <= 1.1 * w.nbytes + (8 * write.nbytes if run is OPERATORS["gated"] else 3 * N * H * 4)
+
+
+@on_operators(FAST_BACKENDS)
+def test_calls_are_computed_again_in_the_backward_pass_of_a_checkpoint(backend, run):
+    case = make_case(SHAPE, torch.float64, masked=True)
+    w, t = case.w.requires_grad_(), case.temperature.requires_grad_()
+
+    def call(w, t):
+        return run(w, t, mask=case.mask, backend=backend)
+
+    expected, found = call(w, t), checkpoint(call, w, t, use_reentrant=False)
+    for a, b in zip(*(torch.autograd.grad(y, (w, t), case.dy) for y in (found, expected)), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("needed", ["w", "temperature", "bias", "state", "jvp", "vmap"])

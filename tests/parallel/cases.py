@@ -37,11 +37,12 @@ class Case:
     backend: str = "auto"
     packed: tuple[int, ...] = ()  # lengths of packed sequences; the batch is then one row
     shape: tuple[int, int, int] = (2, 3, 6)  # B, H, D
+    only_y: bool = False  # leave the returned state out of the loss
     seed: int = 0
 
     def __str__(self) -> str:
         words = [self.op, str(self.dtype).removeprefix("torch."), self.mask]
-        words += [name for name in ("bias", "state") if getattr(self, name)]
+        words += [name for name in ("bias", "state", "only_y") if getattr(self, name)]
         words += [] if self.normalize else ["unnormalized"]
         words += [] if self.block_size == 1 else [f"blocks of {self.block_size}"]
         words += [] if self.backend == "auto" else [self.backend]
@@ -115,9 +116,14 @@ def differentiate(case: Case, inputs: dict[str, Tensor | None], context: Context
             outputs = {"y": y, **after._asdict()}
     # Every rank has the returned state; a loss on it that is shared out equally is the same loss as in one process.
     share = 1 if context is None else 1 / context.size
-    cotangents = {"y": inputs["dy"], **{name: inputs[f"d_{name}"] * share for name in STATES[case.op]}}
+    cotangents = {name: inputs[f"d_{name}"] * share for name in (() if case.only_y else STATES[case.op])}
+    cotangents["y"] = inputs["dy"]
+    used = [name for name in cotangents if outputs[name].requires_grad]  # a state of no tokens does not
     gradients = torch.autograd.grad(
-        [outputs[name] for name in cotangents], list(leaves.values()), list(cotangents.values()), materialize_grads=True
+        [outputs[name] for name in used],
+        list(leaves.values()),
+        [cotangents[name] for name in used],
+        materialize_grads=True,
     )
     named = {f"d{name}": x for name, x in zip(names, gradients, strict=True)}
     return {name: x.detach() for name, x in outputs.items()} | named
@@ -180,6 +186,8 @@ def cases_for(size: int) -> list[Case]:
             cases += [
                 Case(lengths, "tssa", dtype=dtype, mask="random", block_size=2),
                 Case(lengths, "gated", dtype=dtype),
+                Case(lengths, "gated", dtype=dtype, only_y=True, backend="torch"),
+                Case(lengths, dtype=dtype, only_y=True, state=True),
                 Case(lengths, "gated", dtype=dtype, mask="left", state=True, block_size=6, backend="torch"),
             ]
         cases += [
@@ -239,6 +247,7 @@ def random_cases(size: int, count: int, seed: int) -> list[Case]:
             mask=pick.choice(("none", "left", "right", "random")),
             bias=op == "causal" and pick.random() < 0.5,
             state=op != "tssa" and pick.random() < 0.5,
+            only_y=pick.random() < 0.3,
             normalize=op != "tssa" or pick.random() < 0.8,
             block_size=1 if op == "causal" else g,
             shape=(pick.randrange(1, 4), pick.randrange(1, 5), g * pick.randrange(1, 5)),

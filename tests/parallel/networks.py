@@ -43,12 +43,11 @@ NETWORKS = {
     "causal": Network(lambda: tost.CausalTSSAttention(C, H, 64)),
     "causal, paper": Network(lambda: tost.CausalTSSAttention(C, H, 64, paper=PAPER, position_bias="head")),
     "language model": language_model(),
-    "language model, convolutions": language_model(
-        position="none", conv_width=4, conv_at="both", gate=True, forget=True
-    ),
+    "gated": Network(lambda: tost.GatedTSSAttention(C, H, 64, block_size=3)),
+    "blocks": Network(lambda: tost.BlockTSSAttention(C, H, block_size=3)),
     "language model, recomputed": language_model(gradient_checkpointing=True),
-    "language model, statistics": language_model(
-        position="none", centered=True, block_size=2, head_norm=True, count_scaled=True, forget="head", conv_width=3
+    "language model, gated": language_model(
+        mixer="tssa_plus", mixer_options={"block_size": 3}, position="none", conv_width=4, conv_at="both"
     ),
     "classifier": classifier(pooling="mean"),
     "classifier, class token": classifier(pooling="cls", position="learned"),

@@ -197,23 +197,31 @@ def test_the_innermost_context_is_in_force_in_every_thread(alone):
 
 def test_a_group_of_one_equals_no_group(alone):
     w, t = whole(0, 2, 9, 3, 4), torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
-    for run in (tost.tssa, tost.causal_tssa):
+    gates = t[:, None].sigmoid().expand(2, 9, 3, 1)
+    for run in (tost.tssa, tost.causal_tssa, lambda w, _: tost.gated_tssa(w, gates)):
         with alone:
             shared = run(w, t)
         assert_close("y", shared, run(w, t), 1e-14)
 
 
-def test_second_derivatives_of_what_forgets_are_refused_not_wrong(alone):
-    w, t = whole(0, 1, 4, 2, 3).requires_grad_(), torch.ones(2, dtype=torch.float64)
+@pytest.mark.parametrize("backend", ["native", "torch", "reference"])
+def test_second_derivatives_of_gated_statistics_are_refused_not_wrong(alone, backend):
+    w, write = whole(0, 1, 4, 2, 4).requires_grad_(), whole(1, 1, 4, 2, 2).sigmoid()
     with alone:
-        y = tost.causal_tssa(w, t, decay=0.9 * t, backend="reference")
-    with pytest.raises(RuntimeError, match=r"second derivatives through a decay .* shared by ranks\. Compute them in"):
+        y = tost.gated_tssa(w, write, backend=backend)
+    with pytest.raises(
+        RuntimeError, match=r"second derivatives through a recurrence .* shared by ranks\. Compute them"
+    ):
         torch.autograd.grad(y.square().sum(), w, create_graph=True)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it
 def test_compiled_modules_break_the_graph_at_the_exchange_only(alone):
-    for module in (tost.TSSAttention(8, 2), tost.CausalTSSAttention(8, 2, 16)):
+    for module in (
+        tost.TSSAttention(8, 2),
+        tost.CausalTSSAttention(8, 2, 16),
+        tost.GatedTSSAttention(8, 2, block_size=4),
+    ):
         x = torch.randn(1, 16, 8)
         with alone:
             explanation = torch._dynamo.explain(module)(x)
@@ -234,10 +242,15 @@ def test_bad_tokens_are_refused_before_any_exchange(alone):
         (lambda: tost.tssa(w, t[:1]), r"temperature has shape \(1,\)"),
         (lambda: tost.tssa(w, t, mask=torch.ones(1, 3, dtype=torch.bool)), r"mask has shape \(1, 3\)"),
         (lambda: tost.causal_tssa(w, t, torch.zeros(3, 9)), r"bias has shape \(3, 9\)"),
-        (lambda: tost.causal_tssa(w, t, decay=2 * t), r"decay lies in \[2, 2\]"),
+        (lambda: tost.gated_tssa(w, w + 2), r"write lies in \[2, 2\]"),
+        (lambda: tost.gated_tssa(w, w[:, :3]), r"write has shape \(1, 3, 2, 3\)"),
         (
             lambda: tost.causal_tssa_with_state(w, t, state=tost.TSSAState.empty(2, 2, 3)),
             r"state.squares has shape \(2, 2, 3\)",
+        ),
+        (
+            lambda: tost.gated_tssa_with_state(w, w, state=tost.GatedState.empty(2, 2, 3)),
+            r"state.mean has shape \(2, 2, 3\)",
         ),
     ):
         with alone, pytest.raises(ValueError, match=message):

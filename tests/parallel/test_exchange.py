@@ -17,7 +17,7 @@ import tost
 from tests.parallel.ranks import run_ranks
 from tost.parallel import ContextParallel
 
-B, H, D = 2, 3, 8
+B, H, D, BLOCK = 2, 3, 8, 4
 LENGTHS = (1_024, 65_536)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 Key = tuple[str, int, torch.dtype]  # operator, tokens of the whole sequence, dtype of the tokens
@@ -78,14 +78,16 @@ def count(context: ContextParallel, witness: Witness, run: Callable[[], Result])
     return result, tuple(b - a for a, b in zip(before, counts(), strict=True))
 
 
+def gated(w: Tensor, t: Tensor) -> Tensor:
+    return tost.gated_tssa(w, w[..., ::BLOCK].to(t.dtype).sigmoid())
+
+
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tssa": tost.tssa,
     "tssa unnormalized": lambda w, t: tost.tssa(w, t, normalize=False),
-    "tssa scaled": lambda w, t: tost.tssa(w, t, count_scaled=True),
-    "tssa in blocks": lambda w, t: tost.tssa(w, t, block_size=D),
+    "tssa in blocks": lambda w, t: tost.tssa(w, t, block_size=BLOCK),
     "causal_tssa": tost.causal_tssa,
-    "causal_tssa in blocks": lambda w, t: tost.causal_tssa(w, t, block_size=D),
-    "causal_tssa forgetting": lambda w, t: tost.causal_tssa(w, t, count_scaled=True, decay=0.9 * torch.ones_like(t)),
+    "gated_tssa": gated,
 }
 
 
@@ -119,20 +121,18 @@ def ranks(request, tmp_path_factory):
 def expected(name: str, width: int, size: int) -> dict[str, tuple[int, int]]:
     """Bytes and collectives, forward and backward, with `width` bytes per number."""
     squares, weighted, mass, tokens = (B * H * D * width, B * H * D * width, B * H * width, B * 8)
-    causal = {"forward": (squares + tokens + weighted + mass, 2), "backward": (squares + weighted + mass, 2)}
-    products = weighted * (D + 1) // 2
+    products = weighted * (BLOCK + 1) // 2
+    gated = 8 * B * H * (D + D * (BLOCK + 1) // 2 + D // BLOCK)
     return {
-        "tssa in blocks": {"forward": (squares + products + mass, 2), "backward": (squares + products + mass, 2)},
-        "causal_tssa in blocks": {
-            "forward": (squares + tokens + products + mass, 2),
-            "backward": (squares + products + mass, 2),
-        },
         "tssa": {"forward": (squares + weighted + mass, 2), "backward": (squares + weighted, 2)},
         "tssa unnormalized": {"forward": (weighted + mass, 1), "backward": (weighted, 1)},
-        "tssa scaled": {"forward": (squares + weighted + mass + tokens, 3), "backward": (squares + weighted, 2)},
-        "causal_tssa": causal,
-        # The gradient of what every rank has, for each of them.
-        "causal_tssa forgetting": causal | {"backward": (size * causal["backward"][0], 2)},
+        "tssa in blocks": {"forward": (squares + products + mass, 2), "backward": (squares + products + mass, 2)},
+        "causal_tssa": {
+            "forward": (squares + tokens + weighted + mass, 2),
+            "backward": (squares + weighted + mass, 2),
+        },
+        # In float64, and the gradient of what every rank has for each of them.
+        "gated_tssa": {"forward": (gated + tokens, 2), "backward": (size * gated, 1)},
     }[name]
 
 

@@ -119,7 +119,7 @@ def test_shared_texts_are_taken_in_pieces(ranks):
         assert_close(f"{name}: gradients", sum(rank["pieces"][name] for rank in ranks), expected, 1e-10)
 
 
-PACKED = ("plain, paper", "causal, paper", "language model", "language model, convolutions", "classifier")
+PACKED = ("plain, paper", "causal, paper", "gated", "blocks", "language model", "language model, gated", "classifier")
 BOUNDS_OF_TEXTS = torch.tensor([0, 2, 13, 13, 14, 30])
 
 

@@ -11,7 +11,7 @@ from tost.parallel import ContextParallel
 from tost.testing import assert_close
 
 B, C = 2, 8
-MIXERS = {"MinGRU": nn.MinGRU, "GatedTSSA": nn.GatedTSSA}
+MIXERS = {"MinGRU": nn.MinGRU}
 # Pieces of three ranks: some have no tokens, the first included.
 LENGTHS = [(3, 4, 2), (9, 0, 0), (0, 5, 4), (0, 0, 9), (1, 0, 8)]
 

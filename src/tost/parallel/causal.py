@@ -34,8 +34,9 @@ def causal_tssa(
     biases is one for the whole sequences; one that is shorter is refused on every rank.
 
     Each rank sends ``B (4 H (2D+1) + 8)`` bytes forward (statistics in float32, and a count of tokens) and
-    ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence. A loss that uses the returned state must do so on every rank; its
-    backward pass then takes two more. Packed sequences count as so many in a batch: B is then their number S.
+    ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence. A loss that uses the
+    returned state must do so on every rank; its backward pass then takes two more. For packed sequences B is their
+    number S.
     """
     w, temperature, bias, mask, state = given
     check_causal(packing, w, temperature, None, mask, state)

@@ -1,7 +1,7 @@
 """Gated statistics over ranks that share a sequence.
 
-The weighted sums ``mass (1, mean, S + mean mean^T)`` follow a linear recurrence. Its factor over the tokens of a rank is
-one minus the mass that these have alone. So each rank runs once from an empty state to find what it adds, the ranks
+The weighted sums ``mass (1, mean, S + mean mean^T)`` follow a linear recurrence, whose factor over the tokens of a rank
+is one minus the mass that these have alone. So each rank runs once from an empty state to find what it adds, the ranks
 exchange that, and each runs again from the state where the rank before it ends.
 """
 

@@ -27,9 +27,10 @@ def tssa(inputs: Inputs, form: Form, channel: Channel) -> Tensor:
     """Run `tost.tssa` on sequences of which this rank holds a piece; return y of its tokens.
 
     Each rank sends ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
-    collectives each, whatever the length of the sequence; without normalization it is one collective each. With blocks of g features the sums that depend on memberships are
-    ``D(g+1)/2`` products where there were D squares. Packed sequences are taken in groups of similar lengths,
-    each with these exchanges for B sequences, after one that counts their tokens.
+    collectives each, whatever the length of the sequence; without normalization it is one collective each. With blocks
+    of g features the sums that depend on memberships are ``D(g+1)/2`` products where there were D squares. Packed
+    sequences are taken in groups of similar lengths, each with these exchanges for B sequences, after one that counts
+    their tokens.
     """
     w, temperature, mask, packing = inputs.w, inputs.temperature, inputs.mask, inputs.packing
     if packing is None:
