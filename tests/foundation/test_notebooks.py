@@ -32,4 +32,4 @@ def test_states_say_what_they_hold():
     )
     model = tost.load_pretrained("bytes-tiny")
     _, whole = model.forward_with_state(torch.zeros(1, 7, dtype=torch.int64), None)
-    assert all(text in whole._repr_html_() for text in ("[7]", "4 (TSSAState)", f"{whole.bytes():,}"))
+    assert all(text in whole._repr_html_() for text in ("[7]", "4 (GatedState)", f"{whole.bytes():,}"))
