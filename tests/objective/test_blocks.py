@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tost
 from tests.objective.problems import every_f, many, memberships, orthonormal, problem, psd, randn, second_moments, seeds
 from tost import objective
 from tost.testing import assert_close

@@ -142,7 +142,7 @@ def build_attention(
     with torch.no_grad():
         # The operators turn the sign: from -V comes a share of each value.
         made.proj_in.weight.copy_(-_for_all_heads(old.weight, inner, parts.num_heads))
-        if old.bias is not None:
+        if old.bias is not None and made.proj_in.bias is not None:  # gated statistics do not depend on it
             made.proj_in.bias.copy_(-_for_all_heads(old.bias, inner, parts.num_heads))
     made.proj_in.requires_grad_(old.weight.requires_grad)
     return made
