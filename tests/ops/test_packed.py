@@ -174,7 +174,8 @@ def test_in_place_and_memberships(backend):
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @on_operators([name for name in ("native", "triton") if name in BACKENDS])
 def test_compiled_calls_take_new_lengths_without_a_graph_break(backend, run, compiler):
-    @torch.compile(fullgraph=True, dynamic=True, backend=compiler)
+    # A compiler takes long to unroll the recurrence of the gates for any number of tokens.
+    @torch.compile(fullgraph=True, dynamic=None if run is gated else True, backend=compiler)
     def step(w, t, cu_seqlens):
         return run(w, t, cu_seqlens=cu_seqlens, backend=backend)
 
