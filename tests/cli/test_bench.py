@@ -83,7 +83,7 @@ def test_interrupted_bench_keeps_the_finished_cases(run, monkeypatch, tmp_path, 
     content = json.loads(path.read_text())
     assert not content["complete"]
     assert {(row["mode"], row["tokens"]) for row in content["rows"]} == {("fwd", 16), ("fwd+bwd", 16)}
-    assert f"interrupted: 2 of 8 cases are kept in {path}" in outcome.err
+    assert f"interrupted: 2 of 12 cases are kept in {path}" in outcome.err
     assert json.loads(outcome.out.splitlines()[-1]) == content
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -91,7 +91,7 @@ def test_interrupted_bench_keeps_the_finished_cases(run, monkeypatch, tmp_path, 
 def test_interrupted_bench_without_out_and_during_the_gate(run, monkeypatch, tmp_path, green_gate):
     interrupt_at(monkeypatch, 2)
     outcome = run(*TINY)
-    assert (outcome.code, "1 of 8 cases are kept above, but in no file" in outcome.err) == (130, True)
+    assert (outcome.code, "1 of 12 cases are kept above, but in no file" in outcome.err) == (130, True)
     monkeypatch.setattr(Ops, "check", lambda self: press_ctrl_c())
     outcome = run(*TINY, "--out", str(tmp_path))
     assert (outcome.code, "nothing was kept" in outcome.err) == (130, True)

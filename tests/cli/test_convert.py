@@ -103,7 +103,7 @@ def test_overwrites_only_by_force(run, refuse, state):
             "PyTorch files only; x.safetensors is none, write for example --out x.pth",
         ),
         (["ours", "--out", "x.pth", "depth=1"], "depth=1: a folder of this package has all options"),
-        (["ours", "--out", "x.pth"], "CheckpointError: the authors' code has no gate=True"),
+        (["ours", "--out", "x.pth"], "CheckpointError: the authors' code has no conv_width=3"),
         (["folder", "--out", "x.pth"], "CheckpointError: folder holds no checkpoint"),
         (["theirs.pth"], "Missing option '--out'"),
     ],
@@ -113,7 +113,8 @@ def test_mistakes_exit_2_and_leave_nothing_behind(refuse, state, arguments, mess
     Path("text.pth").write_text("hello, world")
     Path("folder").mkdir()
     save_model(
-        tost.create_model("tost_tiny_patch16_224", embed_dim=16, depth=1, num_heads=2, num_classes=3, gate=True), "ours"
+        tost.create_model("tost_tiny_patch16_224", embed_dim=16, depth=1, num_heads=2, num_classes=3, conv_width=3),
+        "ours",
     )
     refuse(message, "convert", *arguments)
     assert sorted(path.name for path in Path().iterdir()) == ["folder", "ours", "text.pth", "theirs.pth"]
