@@ -13,7 +13,7 @@ from tost.testing import assert_close, relative_rms
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 # Measured with a number of their own size beside them: sums over all tokens of terms of either sign, which may cancel,
 # and gradients of a state of which the tokens may have left next to nothing.
-BESIDE = {"dtemperature": 10.0, "dbias": 10.0, "dmean": 1.0, "dcovariance": 1.0}
+BESIDE = {"dtemperature": 10.0, "dbias": 10.0, "dmean": 1.0, "dcovariance": 1.0, "dmass": 1.0}
 
 
 def run_all(cases: list[Case]) -> list[dict[str, torch.Tensor]]:
