@@ -23,7 +23,14 @@ def test_old_weights_load_and_give_the_same_outputs(kind):
 
 
 @pytest.mark.parametrize(
-    "used", [{"forget": True}, {"gate": True, "block_size": 2}, {"after_last_position": "repeat"}, {"centered": True}]
+    "used",
+    [
+        {"forget": True},
+        {"gate": True, "block_size": 2},
+        {"after_last_position": "repeat"},
+        {"centered": True},
+        {"mixer": "gated_tssa"},
+    ],
 )
 def test_options_that_were_removed_are_refused_by_name_where_they_are_used(tmp_path, used):
     description = json.loads((HERE / "language" / "model.json").read_text())

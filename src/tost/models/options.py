@@ -173,7 +173,9 @@ def saved_options(given: Mapping[str, Any], schema: type[BaseModel]) -> dict[str
         ConfigError: The model uses one of them.
     """
     former = {name: given[name] for name in _REMOVED if name in given and name not in schema.model_fields}
-    if used := [f"{name}={value}" for name, value in former.items() if value != _REMOVED[name]]:
+    used = [f"{name}={value}" for name, value in former.items() if value != _REMOVED[name]]
+    used += ["mixer=gated_tssa"] if given.get("mixer") == "gated_tssa" else []
+    if used:
         raise ConfigError(
             f"{', '.join(used)}: this option was removed after revision 1ae0fcd of tost; use that revision to read it."
         )
