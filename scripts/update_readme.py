@@ -72,7 +72,8 @@ def render_blocks(folder: Path = MEASUREMENTS) -> str:
     """Return what layers in blocks take of the time of their matrix products, with a column for each machine."""
     columns: dict[str, dict[tuple[str, ...], str]] = {}
     for measured in usable("ops-selection", folder).values():
-        rows = [row for row in measured["rows"] if row["contender"] == "tost" and row["block_size"] == BLOCK_SIZE]
+        ours = [row for row in measured["rows"] if row["contender"] == "tost" and row["op"] != "causal_tssa"]
+        rows = [row for row in ours if row["block_size"] == BLOCK_SIZE]
         if rows:
             place = measured["environment"]
             machine = f"{place['cpu']}, {place['native']['isa']}, {place['measured'][:10]}"
