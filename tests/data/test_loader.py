@@ -155,10 +155,10 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: None)
 loader = make_loader(Numbers(100), batch_size=2, seed=0, workers=2)
 stream = iter(loader)
-next(stream)
+next(stream), next(stream)  # a batch of each worker: both have left the group
 print(*(worker.pid for worker in loader._iterator._workers), flush=True)
 sys.stdin.readline()
-for _ in islice(stream, 50):
+for _ in islice(stream, 49):
     pass
 print("took", loader.state_dict()['global_position'], flush=True)
 """
