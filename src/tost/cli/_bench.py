@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
 
-Op = StrEnum("Op", ["tssa", "causal_tssa"])
+Op = StrEnum("Op", ["tssa", "causal_tssa", "gated_tssa"])
 Mode = StrEnum("Mode", {"FORWARD": "fwd", "BACKWARD": "fwd+bwd"})
 Dtype = StrEnum("Dtype", ["float32", "bfloat16", "float64"])
 Figure = StrEnum("Figure", ["alone", "tokens", "width", "large", "causal", "base"])
@@ -43,7 +43,7 @@ _STANDARD = "as the standard shapes"
 def ops(
     op: Annotated[
         list[Op] | None,
-        typer.Option(metavar="tssa|causal_tssa|gated_tssa", help="Operator; repeat for more.", show_default="all"),
+        typer.Option(metavar="|".join(Op), help="Operator; repeat for more.", show_default="all"),
     ] = None,
     mode: Modes = None,
     tokens: Annotated[
