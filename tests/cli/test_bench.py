@@ -8,6 +8,7 @@ import pytest
 from tost.bench import ops
 from tost.bench.harness import Check, Gate
 from tost.bench.ops import Ops
+from tost.cli import _bench as bench_command
 
 TINY = ["bench", "ops", "--tokens", "16,32", "--width", "16", "--heads", "2", "--repeats", "3"]
 TINY += ["--threads", "1", "--no-compile", "--quick"]
@@ -96,3 +97,7 @@ def test_interrupted_bench_without_out_and_during_the_gate(run, monkeypatch, tmp
     outcome = run(*TINY, "--out", str(tmp_path))
     assert (outcome.code, "nothing was kept" in outcome.err) == (130, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_operator_can_be_measured():
+    assert {*bench_command.Op} == {*ops.OPS}
