@@ -105,6 +105,9 @@ def test_kernels_agree_with_the_reference(causal, form, shape, dtype):
     expected = run({name: x.double() for name, x in leaves.items()}, options, "reference", causal=causal)
     assert all(torch.equal(found[name], again[name]) for name in found)
     errors = {name: relative_rms(found[name], expected[name]) for name in expected}
-    # The gradient of a temperature is one sum over all tokens, of terms that may cancel.
-    bounds = dict.fromkeys(errors, BOUNDS[dtype]) | {"dtemperature": 10 * BOUNDS[dtype]}
-    assert {name: error for name, error in errors.items() if not error <= bounds[name]} == {}
+    failed = {name: error for name, error in errors.items() if not error <= BOUNDS[dtype]}
+    if "dtemperature" in failed:  # one sum over all tokens, whose terms may cancel in the reference as well
+        own = run(leaves, options, "reference", causal=causal)["dtemperature"]
+        if failed["dtemperature"] <= 2 * relative_rms(own, expected["dtemperature"]):
+            del failed["dtemperature"]
+    assert failed == {}
